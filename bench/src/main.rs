@@ -2,7 +2,7 @@
 //! answer, never on a slow one.
 
 use std::ffi::OsString;
-use std::path::Path;
+use std::path::{Path, PathBuf};
 
 use anyhow::{Context, bail};
 
@@ -12,6 +12,7 @@ mod child;
 mod crowd;
 mod dump;
 mod exits;
+mod fleet;
 mod guest;
 mod kick;
 mod machine;
@@ -44,7 +45,7 @@ fn main() -> anyhow::Result<()> {
             _ => bail!(
                 "usage: bench, or bench summary|functions|folded|page PROFILE, or bench merge DIRECTORY, \
                  or bench names FILE, or bench wall on|off, or bench attached-wall on/PID|off/PID, \
-                 or bench attach, or bench managed, or bench crowd VCPUS"
+                 or bench attach, or bench managed, or bench crowd VCPUS, or bench fleet LAKE HOURS PROFILE..."
             ),
         };
     }
@@ -53,6 +54,14 @@ fn main() -> anyhow::Result<()> {
     {
         let rate = rate.to_str().and_then(|rate| rate.parse().ok()).context("the rate is not a number")?;
         return attached::counting(Path::new(ram), rate);
+    }
+    if let [what, lake, host_hours, profiles @ ..] = arguments.as_slice()
+        && what == "fleet"
+    {
+        let host_hours =
+            host_hours.to_str().and_then(|hours| hours.parse().ok()).context("not a number of hours")?;
+        let profiles: Vec<_> = profiles.iter().map(PathBuf::from).collect();
+        return fleet::write(Path::new(lake), host_hours, &profiles);
     }
     if arguments == ["managed"] {
         println!("{}", table::HEADER);

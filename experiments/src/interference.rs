@@ -5,8 +5,8 @@ use vprof_tests::Run;
 
 use crate::document::DocumentSection;
 use crate::measured::{boot, growth, lines, printed_at, rusage, setting, since, value, value_at};
-use crate::plot::{LinePlot, PlotLine};
 use crate::table::MarkdownTable;
+use testkit::{LinePlot, PlotLine, PlotScale};
 
 /// Length of each third, s: quiet, storm, quiet.
 const THIRD: f64 = 3.0;
@@ -72,6 +72,7 @@ pub fn run(_: usize) -> Result<DocumentSection> {
         title: "System time of a loop that interrupts hit",
         x: "real time, s (storm from 3 to 6 s)",
         y: "CPU time, s",
+        scale: PlotScale::Linear,
         lines: vec![
             line("getrusage: system time", told_system),
             line("vprof: its own code, kernel", own_kernel),

@@ -7,8 +7,8 @@ use vprof_tests::{FRAMES_AT_PROBES, Run};
 use crate::document::DocumentSection;
 use crate::measured::{boot, end, growth, lateness, lines, printed_at, rusage, setting, since, value};
 use crate::native::{self, NativeCase, WorkShares};
-use crate::plot::{LinePlot, PlotLine};
 use crate::table::{MarkdownTable, median, more};
+use testkit::{LinePlot, PlotLine, PlotScale};
 
 /// Length of each run of the program, s.
 const LENGTH: f64 = 10.0;
@@ -222,7 +222,9 @@ pub fn run(runs: usize) -> Result<DocumentSection> {
                     line("its own clock", exact),
                     line("vprof", seen),
                 ];
-                plots.push((file, LinePlot { title, x: "real time, s", y: "CPU time, s", lines }.svg()));
+                let (x, y) = ("real time, s", "CPU time, s");
+                let plot = LinePlot { title, x, y, scale: PlotScale::Linear, lines };
+                plots.push((file, plot.svg()));
                 images.push_str(&format!("![{title}](experiments/{file}.svg)\n\n"));
             }
         }

@@ -12,7 +12,6 @@ mod isochronous;
 mod measured;
 mod native;
 mod overhead;
-mod plot;
 mod soak;
 mod table;
 

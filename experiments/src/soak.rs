@@ -16,8 +16,8 @@ use vmm::{Machine, Unobserved, VmConfig};
 use vprof_tests::{KvmHost, once_on_kvm_host, vprof};
 
 use crate::document::DocumentSection;
-use crate::plot::{LinePlot, PlotLine};
 use crate::table::MarkdownTable;
+use testkit::{LinePlot, PlotLine, PlotScale};
 
 /// Length of one "run" of the command line.
 const PART: Duration = Duration::from_secs(20 * 60);
@@ -299,7 +299,7 @@ fn section(title: &str, about: &str, plots: [&'static str; 2], recordings: &[Gro
     );
     let plot = |title, line: fn(&Growth) -> &Vec<(f64, f64)>| {
         let lines = vec![PlotLine { name: "vprof".to_owned(), points: in_a_row(recordings, line) }];
-        LinePlot { title, x: "time, min", y: "MiB", lines }.svg()
+        LinePlot { title, x: "time, min", y: "MiB", scale: PlotScale::Linear, lines }.svg()
     };
     let svgs =
         [plot("vprof's memory", |growth| &growth.memory), plot("Size of the profile", |growth| &growth.file)];

@@ -1,4 +1,4 @@
-//! Test support: fixtures and drivers that the tests of several crates share.
+//! Test support: fixtures and drivers that the tests of several crates share, and plots of what is measured.
 //!
 //! Never a dependency of the program.
 
@@ -8,6 +8,7 @@ pub mod events;
 mod eventually;
 mod kernel;
 mod needs;
+mod plot;
 mod python;
 mod terminal;
 
@@ -15,5 +16,6 @@ pub use cpio::{CpioEntry, cpio_archive};
 pub use eventually::eventually;
 pub use kernel::bz_image;
 pub use needs::{ALLOW_MISSING, FILES, InstalledSign, PROGRAMS, TestNeed, missing, python_module, tool};
+pub use plot::{LinePlot, PlotLine, PlotScale};
 pub use python::python_packages;
 pub use terminal::Terminal;

@@ -23,6 +23,15 @@ pub struct PlotLine {
     pub points: Vec<(f64, f64)>,
 }
 
+/// Scale of both axes.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum PlotScale {
+    /// From zero.
+    Linear,
+    /// Powers of ten; values are positive.
+    Logarithmic,
+}
+
 /// A plot.
 #[derive(Debug)]
 pub struct LinePlot<'a> {
@@ -32,6 +41,8 @@ pub struct LinePlot<'a> {
     pub x: &'a str,
     /// Name and unit of the vertical axis.
     pub y: &'a str,
+    /// Scale of both axes.
+    pub scale: PlotScale,
     /// At most four.
     pub lines: Vec<PlotLine>,
 }
@@ -39,13 +50,17 @@ pub struct LinePlot<'a> {
 impl LinePlot<'_> {
     /// Returns the file.
     pub fn svg(&self) -> String {
-        let top_of = |part: fn(&(f64, f64)) -> f64| {
-            let points = self.lines.iter().flat_map(|line| &line.points);
-            points.map(part).fold(0.0, f64::max)
+        let axis_of = |part: fn(&(f64, f64)) -> f64| {
+            let values = || self.lines.iter().flat_map(|line| &line.points).map(part);
+            let (least, greatest) = (values().fold(f64::MAX, f64::min), values().fold(0.0, f64::max));
+            match self.scale {
+                PlotScale::Linear => PlotAxis::up_to(greatest),
+                PlotScale::Logarithmic => PlotAxis::decades(least, greatest),
+            }
         };
-        let (x, y) = (PlotAxis::up_to(top_of(|p| p.0)), PlotAxis::up_to(top_of(|p| p.1)));
-        let at_x = |value: f64| LEFT + value / x.end * (WIDTH - LEFT - RIGHT);
-        let at_y = |value: f64| HEIGHT - BOTTOM - value / y.end * (HEIGHT - TOP - BOTTOM);
+        let (x, y) = (axis_of(|p| p.0), axis_of(|p| p.1));
+        let at_x = |value: f64| LEFT + x.part(value) * (WIDTH - LEFT - RIGHT);
+        let at_y = |value: f64| HEIGHT - BOTTOM - y.part(value) * (HEIGHT - TOP - BOTTOM);
         let (right, bottom) = (WIDTH - RIGHT, HEIGHT - BOTTOM);
         let mut svg = format!(
             "<svg xmlns=\"http://www.w3.org/2000/svg\" width=\"{WIDTH}\" height=\"{HEIGHT}\" \
@@ -123,10 +138,12 @@ impl LinePlot<'_> {
     }
 }
 
-/// Returns the axis from zero to a round number.
-struct PlotAxis {
-    end: f64,
-    step: f64,
+/// An axis, whose ends are round numbers.
+enum PlotAxis {
+    /// From zero, with marks at each step.
+    Linear { end: f64, step: f64 },
+    /// The exponents of ten at its ends.
+    Decades { first: f64, last: f64 },
 }
 
 impl PlotAxis {
@@ -135,25 +152,42 @@ impl PlotAxis {
         let power = 10f64.powf((greatest / 5.0).log10().floor());
         let step = [1.0, 2.0, 5.0, 10.0].map(|n| n * power).into_iter().find(|step| greatest / step <= 6.0);
         let step = step.unwrap_or(10.0 * power);
-        Self { end: (greatest / step).ceil() * step, step }
+        Self::Linear { end: (greatest / step).ceil() * step, step }
+    }
+
+    fn decades(least: f64, greatest: f64) -> Self {
+        let first = least.max(f64::MIN_POSITIVE).log10().floor();
+        Self::Decades { first, last: greatest.max(f64::MIN_POSITIVE).log10().ceil().max(first + 1.0) }
+    }
+
+    /// Returns the place of a value, from 0 to 1.
+    fn part(&self, value: f64) -> f64 {
+        match self {
+            Self::Linear { end, .. } => value / end,
+            Self::Decades { first, last } => (value.log10() - first) / (last - first),
+        }
     }
 
     fn marks(&self) -> Vec<f64> {
-        std::iter::successors(Some(0.0), |at| Some(at + self.step))
-            .take_while(|at| *at <= self.end + self.step / 2.0)
-            .collect()
+        match self {
+            Self::Linear { end, step } => std::iter::successors(Some(0.0), |at| Some(at + step))
+                .take_while(|at| *at <= end + step / 2.0)
+                .collect(),
+            Self::Decades { first, last } => std::iter::successors(Some(*first), |power| Some(power + 1.0))
+                .take_while(|power| power <= last)
+                .map(|power| 10f64.powf(power))
+                .collect(),
+        }
     }
 
-    /// Formats a value with as many digits as the step needs.
+    /// Formats a mark with as many digits as it needs.
     fn label(&self, value: f64) -> String {
-        let digits = if self.step >= 1.0 {
-            0
-        } else if self.step >= 0.1 {
-            1
-        } else {
-            2
-        };
-        format!("{value:.digits$}")
+        match self {
+            Self::Linear { step, .. } if *step >= 1.0 => format!("{value:.0}"),
+            Self::Linear { step, .. } if *step >= 0.1 => format!("{value:.1}"),
+            Self::Linear { .. } => format!("{value:.2}"),
+            Self::Decades { .. } => value.to_string(),
+        }
     }
 }
 
@@ -169,18 +203,22 @@ mod tests {
     fn axes_end_at_round_numbers() {
         for (greatest, end, marks) in [(9.3, 10.0, 6), (1.0, 1.0, 6), (0.43, 0.5, 6), (250.0, 250.0, 6)] {
             let axis = PlotAxis::up_to(greatest);
-            assert!((axis.end - end).abs() < 1e-9, "{greatest}: {}", axis.end);
+            assert!((axis.part(end) - 1.0).abs() < 1e-9, "{greatest}");
             assert_eq!(axis.marks().len(), marks, "{greatest}");
         }
-        assert!((PlotAxis::up_to(0.0).end - 1.0).abs() < 1e-9);
+        assert!((PlotAxis::up_to(0.0).part(1.0) - 1.0).abs() < 1e-9);
+        let axis = PlotAxis::decades(0.03, 200.0);
+        let labels: Vec<String> = axis.marks().into_iter().map(|mark| axis.label(mark)).collect();
+        assert_eq!(labels, ["0.01", "0.1", "1", "10", "100", "1000"]);
+        assert!((axis.part(0.1) - 0.2).abs() < 1e-9);
     }
 
     #[test]
     fn every_line_is_drawn_within_the_picture() {
         let line =
             |name: &str, top: f64| PlotLine { name: name.into(), points: vec![(0.0, 0.0), (9.0, top)] };
-        let plot =
-            LinePlot { title: "a < b", x: "x", y: "y", lines: vec![line("one", 5.0), line("two", 3.0)] };
+        let lines = vec![line("one", 5.0), line("two", 3.0)];
+        let plot = LinePlot { title: "a < b", x: "x", y: "y", scale: PlotScale::Linear, lines };
         let svg = plot.svg();
         assert_eq!(svg.matches("<polyline").count(), 4, "{svg}");
         assert!(svg.contains("a &lt; b") && svg.contains("one") && svg.contains("two"));

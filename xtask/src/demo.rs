@@ -13,7 +13,7 @@ use crate::deps;
 use crate::progress::ProgressLine;
 
 /// Name of the process that the guest's load begins with (`guest-images/src/demo-load.sh`).
-const LOAD: &str = "demo-load";
+pub const LOAD: &str = "demo-load";
 
 /// Restarts of the guest after faults of an emulated host.
 const RETRIES: u32 = 3;

@@ -1,5 +1,5 @@
-//! The developer's commands: `cargo xtask demo`, `test`, `fuzz`, `bench`, `experiments`, `corpus`, `image`,
-//! `install`, `package`, `lint`, `tree`, `licences`, `deps`, `bpf`, `docs`, `pictures`.
+//! The developer's commands: `cargo xtask demo`, `test`, `fuzz`, `bench`, `fleet-bench`, `experiments`,
+//! `corpus`, `image`, `install`, `package`, `lint`, `tree`, `licences`, `deps`, `bpf`, `docs`, `pictures`.
 
 mod bench;
 mod bpf;
@@ -8,6 +8,7 @@ mod demo;
 mod deps;
 mod docs;
 mod experiments;
+mod fleet_bench;
 mod fuzz;
 mod image;
 mod install;
@@ -42,6 +43,8 @@ enum XtaskCommand {
     Fuzz(fuzz::FuzzArgs),
     /// Measure vprof against its budgets
     Bench,
+    /// Time the questions to lakes of up to 10,000 hosts by DuckDB and Spark, and write docs/fleet.md
+    FleetBench(fleet_bench::FleetBenchArgs),
     /// Run the papers' experiments on guests and write docs/experiments.md
     Experiments(experiments::ExperimentsArgs),
     /// Profile real programs that measure themselves and write the table of docs/guests.md
@@ -75,6 +78,7 @@ fn main() -> ExitCode {
         XtaskCommand::Test(options) => test::run(&options),
         XtaskCommand::Fuzz(options) => fuzz::run(&options),
         XtaskCommand::Bench => bench::run(),
+        XtaskCommand::FleetBench(options) => fleet_bench::run(&options),
         XtaskCommand::Experiments(options) => experiments::run(&options),
         XtaskCommand::Corpus(options) => corpus::run(&options),
         XtaskCommand::Install(options) => install::run(&options),

@@ -27,7 +27,8 @@ pub fn run(options: &TreeArgs) -> Result<ExitCode> {
     let root = workspace::root()?;
     let path = root.join("docs/contributing.md");
     let text = fs::read_to_string(&path).with_context(|| format!("cannot read {}", path.display()))?;
-    let drawn = with_drawing(&text, &draw(&crates(&root)?)?)?;
+    let drawn = workspace::between(&text, MARKS, &draw(&crates(&root)?)?)
+        .context("docs/contributing.md has no place for the tree")?;
     if drawn == text {
         return Ok(ExitCode::SUCCESS);
     }
@@ -104,14 +105,6 @@ fn reaches(members: &CrateImports, from: &str, to: &str) -> bool {
         })
 }
 
-/// Puts the drawing between its marks.
-fn with_drawing(text: &str, drawing: &str) -> Result<String> {
-    let [begin, end] = MARKS.map(|mark| text.find(mark));
-    let (Some(begin), Some(end)) = (begin, end) else { bail!("docs/contributing.md has no {}", MARKS[0]) };
-    ensure!(begin < end, "docs/contributing.md has its marks in the wrong order");
-    Ok(format!("{}\n\n{drawing}\n{}", &text[..begin + MARKS[0].len()], &text[end..]))
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -128,17 +121,12 @@ mod tests {
         let members = members(&[("a", &[]), ("b", &["a"]), ("c", &["a", "b"])]);
         let drawing = draw(&members).expect("no circle");
         assert_eq!(drawing, "```text\n2 c             -> b\n1 b             -> a\n0 a\n```\n");
-        let text = format!("head\n{}\nold\n{}\ntail\n", MARKS[0], MARKS[1]);
-        let new = with_drawing(&text, &drawing).expect("marks");
-        assert_eq!(with_drawing(&new, &drawing).expect("marks"), new);
-        assert!(new.starts_with("head\n") && new.ends_with("\ntail\n") && !new.contains("old"));
     }
 
     #[test]
-    fn circles_and_missing_marks_are_errors() {
+    fn circles_are_errors() {
         let members = members(&[("a", &["b"]), ("b", &["a"])]);
         assert!(draw(&members).is_err());
-        assert!(with_drawing("no marks", "x").is_err());
     }
 
     #[test]

@@ -2,7 +2,7 @@
 
 use std::path::{Path, PathBuf};
 
-use anyhow::{Context as _, Result};
+use anyhow::{Context as _, Result, ensure};
 
 /// Returns the root of the checkout that contains the current directory: xtask may be built in another one.
 pub fn root() -> Result<PathBuf> {
@@ -17,9 +17,28 @@ fn root_above(directory: &Path) -> Option<&Path> {
     directory.ancestors().find(|above| above.join("xtask/Cargo.toml").is_file())
 }
 
+/// Returns a document with other text between the lines of its two marks.
+pub fn between(document: &str, marks: [&str; 2], text: &str) -> Result<String> {
+    let [begin, end] = marks.map(|mark| document.find(mark));
+    let (begin, end) = (begin.context(marks[0].to_owned())?, end.context(marks[1].to_owned())?);
+    ensure!(begin < end, "{} is behind {}", marks[0], marks[1]);
+    Ok(format!("{}\n\n{}\n\n{}", &document[..begin + marks[0].len()], text.trim(), &document[end..]))
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn text_between_marks_is_replaced() {
+        let marks = ["<!-- a -->", "<!-- b -->"];
+        let document = format!("head\n{}\nold\n{}\ntail\n", marks[0], marks[1]);
+        let new = between(&document, marks, "new\n").unwrap();
+        assert_eq!(new, "head\n<!-- a -->\n\nnew\n\n<!-- b -->\ntail\n");
+        assert_eq!(between(&new, marks, "new").unwrap(), new);
+        assert!(between("none", marks, "").is_err());
+        assert!(between("<!-- b --><!-- a -->", marks, "").is_err());
+    }
 
     #[test]
     fn the_nearest_checkout_is_found_from_any_directory_in_it() {

@@ -1,0 +1,97 @@
+//! A lake of many hosts, made of a few real profiles.
+
+use std::fs::{self, File};
+use std::path::{Path, PathBuf};
+
+use anyhow::{Context, ensure};
+use export::lake::{HOUR_NS, LakeProfile, LakeTable, LakeVm, LakeWindow, LakeWriter};
+use profile::Profile;
+use profile::report::RecordedSample;
+use profile::store::Value;
+use rand::rngs::ChaCha8Rng;
+use rand::{RngExt as _, SeedableRng as _};
+use rand_distr::{Distribution as _, Poisson};
+
+/// Hours of each host.
+const HOURS: u64 = 4;
+/// First hour, since 1970: the lake has one day.
+const FIRST_HOUR: u64 = 490_000;
+/// Ticks of a vCPU in an hour at the agent's default rate.
+const TICKS: f64 = 19.0 * 3_600.0;
+
+/// A profile, and how it becomes an hour.
+struct Source {
+    profile: LakeProfile,
+    samples: Vec<RecordedSample>,
+    /// Mean number of times that a sample occurs in an hour.
+    times: Poisson<f64>,
+    /// Factor of a sample's time.
+    weight: f64,
+}
+
+impl Source {
+    fn read(path: &Path) -> anyhow::Result<Self> {
+        let opened = Profile::open(path)?;
+        let query = opened.query("SELECT count(*), (SELECT count(*) FROM vcpu) FROM sample")?;
+        let Some([Value::Integer(ticks), Value::Integer(vcpus)]) = query.rows.first().map(Vec::as_slice)
+        else {
+            anyhow::bail!("{} has no counts", path.display())
+        };
+        ensure!(*ticks > 0, "{} has no samples", path.display());
+        let mean = TICKS * *vcpus as f64 / *ticks as f64;
+        let mut profile = LakeProfile::read(&opened)?;
+        let samples = std::mem::take(&mut profile.recording.samples);
+        let duration_ns = profile.recording.about.duration_ns.max(1);
+        let weight = HOUR_NS as f64 / duration_ns as f64 / mean;
+        Ok(Self { profile, samples, times: Poisson::new(mean)?, weight })
+    }
+
+    /// Draws the samples of an hour: each of the profile's as often as chance has it.
+    fn draw(&mut self, rng: &mut ChaCha8Rng) -> &LakeProfile {
+        let drawn = &mut self.profile.recording.samples;
+        drawn.clear();
+        for sample in &self.samples {
+            let times = self.times.sample(rng) as usize;
+            let sample = RecordedSample { weight_ns: sample.weight_ns * self.weight, ..*sample };
+            drawn.extend(std::iter::repeat_n(sample, times));
+        }
+        &self.profile
+    }
+}
+
+/// Writes a lake of `host_hours` hours of hosts with a machine each, whose vCPUs are sampled at 19 Hz. Each
+/// is drawn at random from one of the profiles.
+pub fn write(lake: &Path, host_hours: u64, profiles: &[PathBuf]) -> anyhow::Result<()> {
+    let mut sources: Vec<Source> =
+        profiles.iter().map(|path| Source::read(path)).collect::<Result<_, _>>()?;
+    for number in 0..host_hours {
+        let (host, hour) = (number / HOURS, number % HOURS);
+        let mut rng = ChaCha8Rng::seed_from_u64(number);
+        // A host has the same programs in each hour.
+        let mut which = ChaCha8Rng::seed_from_u64(host);
+        let place = which.random_range(0..sources.len());
+        let profile = sources.get_mut(place).context("no profile")?.draw(&mut rng);
+        let window = LakeWindow {
+            host: format!("host-{host:06}"),
+            start_unix_ns: (FIRST_HOUR + hour) * HOUR_NS,
+            length_ns: HOUR_NS,
+            inclusion: 1.0,
+            dropped_windows: 0,
+        };
+        let open = |table: LakeTable| {
+            let path = lake.join(window.path(table));
+            fs::create_dir_all(path.parent().unwrap_or(lake))?;
+            File::create(path)
+        };
+        let mut writer = LakeWriter::new(window.clone(), open)?;
+        let vm = LakeVm {
+            id: format!("vm-{host:06}"),
+            name: format!("vm-{host}"),
+            group: format!("tenant={}", host % 10),
+            ..LakeVm::default()
+        };
+        writer.add(&vm, profile)?;
+        writer.finish()?;
+    }
+    Ok(())
+}

@@ -1,0 +1,273 @@
+//! `cargo xtask fleet-bench`: the time of each question to a lake, and its size, by the number of hosts;
+//! written into docs/fleet.md.
+//!
+//! ```text
+//! vprof run, guests ──▶ profiles ──bench fleet──▶ lake of 100, 1,000, 10,000 hosts' hours
+//!                          vprof fleet by DuckDB, Spark ──▶ times ──▶ docs/fleet.md, docs/pictures/fleet.svg
+//! ```
+
+use std::ffi::OsString;
+use std::fs;
+use std::path::{Path, PathBuf};
+use std::process::{Command, ExitCode, Stdio};
+use std::time::Instant;
+
+use anyhow::{Context, Result, ensure};
+use clap::Args;
+use guest_images::{DebianOptions, DemoOptions, Progress};
+use testkit::{LinePlot, PlotLine, PlotScale, python_packages};
+
+use crate::demo::{GuestTools, LOAD};
+use crate::deps;
+use crate::progress::ProgressLine;
+use crate::workspace;
+
+/// Lines of the document between which the table is.
+const MARKS: [&str; 2] = ["<!-- scale: cargo xtask fleet-bench -->", "<!-- end of scale -->"];
+/// The plot, in the checkout.
+const PLOT: &str = "docs/pictures/fleet.svg";
+/// Engines' clients.
+const DUCKDB: &str = "duckdb-cli==1.5.6";
+const SPARK: &str = "pyspark==4.3.0";
+/// Day of the lake that `bench fleet` makes.
+const DAY: &str = "2025-11-24";
+/// Questions with the words that they need.
+const QUESTIONS: [&[&str]; 7] = [
+    &["top"],
+    &["diff", "--before", "label=tenant=1", "--after", "label=tenant=2"],
+    &["over-time", "--process", "sh*"],
+    &["interrupts"],
+    &["noisy"],
+    &["vms"],
+    &["flame", "-o", "-"],
+];
+
+/// Arguments of `cargo xtask fleet-bench`.
+#[derive(Debug, Args)]
+pub struct FleetBenchArgs {
+    /// Numbers of hosts' hours
+    #[arg(long, value_delimiter = ',', default_value = "100,1000,10000", value_name = "HOURS")]
+    hours: Vec<u64>,
+    /// Profile to multiply instead of those of a demo guest and of Debian; repeatable
+    #[arg(long, value_name = "PROFILE")]
+    profile: Vec<PathBuf>,
+    /// Print the table alone: docs/fleet.md stays as it is
+    #[arg(long)]
+    dry_run: bool,
+}
+
+/// Times of the questions, s, in the order of [`QUESTIONS`].
+type Times = Vec<f64>;
+
+/// Measurements of a lake.
+#[derive(Debug)]
+struct LakeSize {
+    host_hours: u64,
+    files: u64,
+    bytes: u64,
+    compact_files: u64,
+    compact_bytes: u64,
+    /// By DuckDB, from the lake and after compaction; by Spark.
+    duckdb: Times,
+    compact: Times,
+    spark: Times,
+}
+
+impl LakeSize {
+    /// Returns the times with their names.
+    fn engines(&self) -> [(&'static str, &Times); 3] {
+        [("DuckDB", &self.duckdb), ("DuckDB, after compaction", &self.compact), ("Spark", &self.spark)]
+    }
+}
+
+/// Measures, prints and writes.
+pub fn run(options: &FleetBenchArgs) -> Result<ExitCode> {
+    let line = ProgressLine::new();
+    if !deps::ensure_for_tests(&line)? {
+        return Ok(ExitCode::FAILURE);
+    }
+    let root = workspace::root()?;
+    let tools = GuestTools::build(&line)?;
+    let stage = tempfile::tempdir().context("cannot make a directory")?;
+    let profiles = match options.profile.is_empty() {
+        true => record(&tools, stage.path(), &line)?,
+        false => options.profile.clone(),
+    };
+    let packages = |package: &str| {
+        let made = line.during(&format!("installing {package}"), || {
+            python_packages(&root.join("target/python"), &[package]).context("an engine is needed")
+        });
+        made.with_context(|| format!("{package} is not installed"))
+    };
+    let (duckdb, spark) = (packages(DUCKDB)?, packages(SPARK)?);
+    let mut path = OsString::from(duckdb);
+    path.push(":");
+    path.push(spark);
+    path.push(":");
+    path.push(std::env::var_os("PATH").unwrap_or_default());
+    let bench = FleetBench { tools, path, root, line };
+    let mut sizes = Vec::new();
+    for host_hours in &options.hours {
+        sizes.push(bench.measure(&stage.path().join(host_hours.to_string()), *host_hours, &profiles)?);
+    }
+    bench.line.end();
+    let text = document(&sizes);
+    println!("{text}");
+    if !options.dry_run {
+        let page = bench.root.join("docs/fleet.md");
+        let old = fs::read_to_string(&page).with_context(|| format!("cannot read {}", page.display()))?;
+        let new =
+            workspace::between(&old, MARKS, &text).context("docs/fleet.md has no place for the table")?;
+        fs::write(&page, new).with_context(|| format!("cannot write {}", page.display()))?;
+        let path = bench.root.join(PLOT);
+        fs::write(&path, plot(&sizes)).with_context(|| format!("cannot write {}", path.display()))?;
+    }
+    Ok(ExitCode::SUCCESS)
+}
+
+/// Records the profiles that are multiplied.
+fn record(tools: &GuestTools, stage: &Path, line: &ProgressLine) -> Result<Vec<PathBuf>> {
+    let load = format!("process:{LOAD}");
+    let demo = guest_images::demo(&DemoOptions::default(), line)?;
+    let debian = guest_images::debian(&DebianOptions::default(), line)?;
+    let runs: [(PathBuf, &[&str]); 2] = [(demo, &["--start-when", &load]), (debian, &["-d", "90s"])];
+    let mut profiles = Vec::new();
+    for (number, (image, words)) in runs.into_iter().enumerate() {
+        let profile = stage.join(format!("{number}.vprof"));
+        let mut command = Command::new(&tools.vprof);
+        tools.set_environment(&mut command);
+        command.arg("run").arg(&image).args(["--snapshot", "--retry=2"]).args(words).arg("-o").arg(&profile);
+        line.during(&format!("recording {}", image.display()), || finished(&mut command))?;
+        profiles.push(profile);
+    }
+    Ok(profiles)
+}
+
+struct FleetBench {
+    tools: GuestTools,
+    /// Directories of the engines, and the others.
+    path: OsString,
+    root: PathBuf,
+    line: ProgressLine,
+}
+
+impl FleetBench {
+    fn measure(&self, stage: &Path, host_hours: u64, profiles: &[PathBuf]) -> Result<LakeSize> {
+        let (lake, compact) = (stage.join("lake"), stage.join("compact"));
+        let name = |what: &str| format!("{host_hours} hosts' hours: {what}");
+        let mut generate = self.tools.cargo();
+        generate.args(["run", "--quiet", "--release", "--package", "bench", "fleet"]);
+        generate.arg(&lake).arg(host_hours.to_string()).args(profiles);
+        self.line.during(&name("writing"), || finished(&mut generate))?;
+        let (files, bytes) = size(&lake)?;
+        let duckdb = self.line.during(&name("DuckDB"), || self.ask("duckdb", &lake))?;
+        let spark = self.line.during(&name("Spark"), || self.ask("spark", &lake))?;
+        self.line.during(&name("compaction"), || self.compact(&lake, &compact))?;
+        let (compact_files, compact_bytes) = size(&compact)?;
+        let after = self.line.during(&name("DuckDB after compaction"), || self.ask("duckdb", &compact))?;
+        fs::remove_dir_all(stage).context("cannot remove the lake")?;
+        Ok(LakeSize { host_hours, files, bytes, compact_files, compact_bytes, duckdb, compact: after, spark })
+    }
+
+    /// Asks all questions; returns the time of each.
+    fn ask(&self, engine: &str, lake: &Path) -> Result<Times> {
+        let ask = |words: &&[&str]| {
+            let mut command = Command::new(&self.tools.vprof);
+            command.arg("fleet").args(*words).args(["--engine", engine, "--lake"]).arg(lake);
+            let start = Instant::now();
+            finished(command.env("PATH", &self.path).env("SPARK_LOCAL_IP", "127.0.0.1"))?;
+            Ok(start.elapsed().as_secs_f64())
+        };
+        QUESTIONS.iter().map(ask).collect()
+    }
+
+    fn compact(&self, lake: &Path, compact: &Path) -> Result<()> {
+        fs::create_dir_all(compact.join("v1")).context("cannot make a directory")?;
+        let mut sql = String::new();
+        for file in ["fleet/views/duckdb.sql", "fleet/compact/duckdb.sql"] {
+            sql +=
+                &fs::read_to_string(self.root.join(file)).with_context(|| format!("cannot read {file}"))?;
+        }
+        let (lake, compact) = (lake.display().to_string(), compact.display().to_string());
+        let sql = sql.replace("LAKE", &lake).replace("COMPACT", &compact).replace("DAY", DAY);
+        let mut command = Command::new("duckdb");
+        finished(command.args(["-bail", ":memory:", "-c", &sql]).env("PATH", &self.path))
+    }
+}
+
+/// Runs a program to its end, and shows its messages only if it fails.
+fn finished(command: &mut Command) -> Result<()> {
+    let name = command.get_program().to_string_lossy().into_owned();
+    let output = command.stdin(Stdio::null()).output().with_context(|| format!("cannot start {name}"))?;
+    let words = String::from_utf8_lossy(&output.stderr);
+    ensure!(output.status.success(), "{name} has failed: {}", words.trim());
+    Ok(())
+}
+
+/// Returns the number of files below a directory, and their bytes.
+fn size(directory: &Path) -> Result<(u64, u64)> {
+    let mut sum = (0, 0);
+    let entries = fs::read_dir(directory).with_context(|| format!("cannot read {}", directory.display()))?;
+    for entry in entries {
+        let entry = entry.context("cannot read a directory")?;
+        let about = entry.metadata().context("cannot read a file's size")?;
+        let (files, bytes) = if about.is_dir() { size(&entry.path())? } else { (1, about.len()) };
+        sum = (sum.0 + files, sum.1 + bytes);
+    }
+    Ok(sum)
+}
+
+/// Returns the tables.
+fn document(sizes: &[LakeSize]) -> String {
+    let mut text = String::from(
+        "\n| hosts' hours | files | MB | MB per core and day | files, MB after compaction |\n|---|---|---|---|---|\n",
+    );
+    for size in sizes {
+        let megabytes = |bytes: u64| bytes as f64 / 1e6;
+        let per_day = megabytes(size.bytes) / size.host_hours as f64 * 24.0;
+        text += &format!(
+            "| {} | {} | {:.1} | {per_day:.2} | {}, {:.1} |\n",
+            size.host_hours,
+            size.files,
+            megabytes(size.bytes),
+            size.compact_files,
+            megabytes(size.compact_bytes)
+        );
+    }
+    text += "\nSeconds for the answer, with the start of the engine:\n\n| question | engine |";
+    for size in sizes {
+        text += &format!(" {} |", size.host_hours);
+    }
+    text += &format!("\n|---|---|{}\n", "---|".repeat(sizes.len()));
+    for (place, words) in QUESTIONS.iter().enumerate() {
+        let names = sizes.first().map(LakeSize::engines).into_iter().flatten();
+        for (engine, (name, _)) in names.enumerate() {
+            text += &format!("| `{}` | {name} |", words.first().unwrap_or(&""));
+            for size in sizes {
+                let time = size.engines().get(engine).and_then(|(_, times)| times.get(place).copied());
+                text += &format!(" {:.1} |", time.unwrap_or(f64::NAN));
+            }
+            text.push('\n');
+        }
+    }
+    text + &format!(
+        "\n![Time of a question by the number of hosts]({})\n\n",
+        PLOT.trim_start_matches("docs/")
+    )
+}
+
+/// Draws the times of the first question.
+fn plot(sizes: &[LakeSize]) -> String {
+    let Some(names) = sizes.first().map(LakeSize::engines) else { return String::new() };
+    let points = |engine: usize| {
+        let point = |size: &LakeSize| Some((size.host_hours as f64, *size.engines().get(engine)?.1.first()?));
+        sizes.iter().filter_map(point).collect()
+    };
+    let line = |(engine, (name, _)): (usize, &(&str, &Times))| PlotLine {
+        name: (*name).to_owned(),
+        points: points(engine),
+    };
+    let lines = names.iter().enumerate().map(line).collect();
+    let (x, y) = ("hours of hosts", "time of `vprof fleet top`, s");
+    LinePlot { title: "Time of a question", x, y, scale: PlotScale::Logarithmic, lines }.svg()
+}

@@ -12,8 +12,8 @@ pub(crate) struct SymbolTable {
     names: SymbolNames,
     addresses: Vec<u64>,
     functions: FunctionTable,
-    /// Hash of the name in the upper half, its number in the lower, sorted.
-    by_name: Vec<u64>,
+    /// Numbers of the names, by their hashes and then in their order.
+    by_name: Vec<u32>,
 }
 
 impl SymbolTable {
@@ -28,9 +28,8 @@ impl SymbolTable {
             kind: types.get(i as usize).copied().unwrap_or(0),
             name: names.get(i),
         });
-        let mut by_name: Vec<u64> =
-            (0u32..).take(names.len()).map(|i| u64::from(hash(names.get(i))) << 32 | u64::from(i)).collect();
-        by_name.sort_unstable();
+        let mut by_name: Vec<u32> = (0u32..).take(names.len()).collect();
+        by_name.sort_by_cached_key(|i| hash(names.get(*i)));
         Some(Self { names, addresses, functions, by_name })
     }
 
@@ -42,13 +41,13 @@ impl SymbolTable {
     /// Returns the address of the first symbol with this name.
     pub(crate) fn address_of(&self, name: &str) -> Option<u64> {
         let hash = hash(name);
-        let first = self.by_name.partition_point(|&entry| entry >> 32 < u64::from(hash));
+        let hash_of = |i: u32| self::hash(self.names.get(i));
+        let first = self.by_name.partition_point(|&i| hash_of(i) < hash);
         self.by_name[first..]
             .iter()
-            .take_while(|&&entry| entry >> 32 == u64::from(hash))
-            .filter_map(|&entry| u32::try_from(entry & u64::from(u32::MAX)).ok())
-            .find(|&i| self.names.get(i) == name)
-            .and_then(|i| self.addresses.get(i as usize).copied())
+            .take_while(|&&i| hash_of(i) == hash)
+            .find(|&&i| self.names.get(i) == name)
+            .and_then(|&i| self.addresses.get(i as usize).copied())
     }
 
     /// Returns the function that covers `at`, and the distance from its start.

@@ -42,7 +42,7 @@ pub(super) struct RuleFormat {
 }
 
 /// Base of the caller's stack pointer.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub(super) enum RegisterBase {
     Undefined,
     /// The stack pointer that this rule has computed.
@@ -61,7 +61,7 @@ pub(super) enum RegisterBase {
 }
 
 /// Contents of a frame.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub(super) enum RuleKind {
     /// Nothing that could be recognized.
     Undefined,
@@ -76,7 +76,7 @@ pub(super) enum RuleKind {
 }
 
 /// A rule, taken apart.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub(super) struct UnwindRule {
     pub(super) sp_offset: i16,
     pub(super) bp_offset: i16,

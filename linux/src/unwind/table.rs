@@ -1,5 +1,7 @@
 //! The rules of the image, or of one module, by address.
 
+use std::collections::HashMap;
+
 use super::rule::{RegisterNumbers, RuleFormat, UnwindRule};
 use crate::layout::OrcLayout;
 use crate::memory::PhysicalMemory;
@@ -33,15 +35,17 @@ impl RuleBudget {
     }
 }
 
-/// Rules by address.
+/// Rules by address. A kernel has some 400,000, of which a few hundred differ.
 #[derive(Debug, Default)]
 pub(super) struct RuleTable {
     start: u64,
     end: u64,
-    /// Address from which each rule applies, relative to `start`; ascending.
-    addresses: Vec<u32>,
-    rules: Vec<UnwindRule>,
-    /// For each block the number of rules that start before it, and one more; empty when there was no room.
+    /// Address from which each rule applies, relative to the start of its block; ascending within a block.
+    addresses: Vec<u8>,
+    /// The rule at each address, in `distinct`.
+    numbers: Vec<u16>,
+    distinct: Vec<UnwindRule>,
+    /// For each block the number of rules that start before it, and one more.
     blocks: Vec<u32>,
 }
 
@@ -91,7 +95,8 @@ impl RuleTable {
     }
 
     /// Decodes both arrays. Addresses are relative to their own place. Rules outside of `range` are left out,
-    /// and so is a table without rules, or with more than `budget` allows.
+    /// and so is a table without rules, with more than `budget` allows, or with more than 65,536 different
+    /// ones.
     pub(super) fn new(
         format: &RuleFormat,
         range: (u64, u64),
@@ -101,8 +106,8 @@ impl RuleTable {
     ) -> Option<Self> {
         let mut table = Self::empty(range);
         let count = (addresses.len() / ADDRESS).min(rules.len() / format.fields.size.max(1));
-        table.addresses.reserve_exact(count);
-        table.rules.reserve_exact(count);
+        let mut places: Vec<(u32, u16)> = Vec::with_capacity(count);
+        let mut known: HashMap<UnwindRule, u16> = HashMap::new();
         let mut place = base;
         for (address, rule) in
             addresses.chunks_exact(ADDRESS).zip(rules.chunks_exact(format.fields.size.max(1)))
@@ -111,45 +116,49 @@ impl RuleTable {
             let at = place.wrapping_add_signed(i64::from(distance));
             place = place.wrapping_add(ADDRESS as u64);
             if let Some(offset) = table.offset(at) {
-                table.addresses.push(offset);
-                table.rules.push(UnwindRule::decode(format, rule));
+                let rule = UnwindRule::decode(format, rule);
+                let number = match known.get(&rule) {
+                    Some(number) => *number,
+                    None => {
+                        let number = u16::try_from(table.distinct.len()).ok()?;
+                        table.distinct.push(rule);
+                        known.insert(rule, number);
+                        number
+                    }
+                };
+                places.push((offset, number));
             }
         }
-        if !table.addresses.is_sorted() {
-            table.sort();
+        if !places.is_sorted_by_key(|(offset, _)| *offset) {
+            // Weak rules before real ones, as the kernel sorts while it boots.
+            let is_real = |number: u16| table.distinct.get(usize::from(number)).is_some_and(|r| !r.is_weak());
+            places.sort_by_key(|(offset, number)| (*offset, is_real(*number)));
         }
-        table.index(budget);
-        (!table.rules.is_empty()).then_some(table)
+        table.set(&places, budget)?;
+        Some(table)
     }
 
-    /// Sorts by address, weak rules before real ones, as the kernel does while it boots.
-    fn sort(&mut self) {
-        let mut both: Vec<(u32, UnwindRule)> =
-            self.addresses.iter().copied().zip(self.rules.iter().copied()).collect();
-        both.sort_by_key(|(address, rule)| (*address, !rule.is_weak()));
-        (self.addresses, self.rules) = both.into_iter().unzip();
-    }
-
-    fn index(&mut self, budget: &mut RuleBudget) {
-        let Some(&last) = self.addresses.last() else {
-            return;
-        };
+    /// Sets the rules, in the order of their addresses. `None` without any, or if there is no room.
+    fn set(&mut self, places: &[(u32, u16)], budget: &mut RuleBudget) -> Option<()> {
+        let (last, _) = places.last()?;
         let count = (last >> BLOCK) as usize + 2;
-        let Some(left) = budget.blocks.checked_sub(count) else {
-            return;
-        };
-        budget.blocks = left;
+        budget.blocks = budget.blocks.checked_sub(count)?;
+        // The low bits.
+        self.addresses = places.iter().map(|(offset, _)| offset.to_le_bytes()[0]).collect();
+        self.numbers = places.iter().map(|(_, number)| *number).collect();
+        self.distinct.shrink_to_fit();
         self.blocks.reserve_exact(count);
         let mut before = 0u32;
-        let mut rest = self.addresses.iter();
+        let mut rest = places.iter();
         let mut next = rest.next();
         for block in 0..count as u64 {
-            while next.is_some_and(|&at| u64::from(at) < block << BLOCK) {
+            while next.is_some_and(|(offset, _)| u64::from(*offset) < block << BLOCK) {
                 before += 1;
                 next = rest.next();
             }
             self.blocks.push(before);
         }
+        Some(())
     }
 
     /// Distance of `at` from the start, if it is in the range.
@@ -166,7 +175,7 @@ impl RuleTable {
     }
 
     pub(super) fn len(&self) -> usize {
-        self.rules.len()
+        self.numbers.len()
     }
 
     /// Returns the rule that holds at `at`: the last that starts there or before.
@@ -177,10 +186,11 @@ impl RuleTable {
         let (low, high) = match self.blocks.get(block..block.saturating_add(2)) {
             Some(&[low, high]) => (low as usize, high as usize),
             // After the last block.
-            _ if !self.blocks.is_empty() => (self.rules.len(), self.rules.len()),
-            _ => (0, self.rules.len()),
+            _ => (self.numbers.len(), self.numbers.len()),
         };
-        let within = self.addresses.get(low..high)?.partition_point(|&address| address <= offset);
-        self.rules.get((low + within).checked_sub(1)?).copied()
+        let low_bits = offset.to_le_bytes()[0];
+        let within = self.addresses.get(low..high)?.partition_point(|&address| address <= low_bits);
+        let number = self.numbers.get((low + within).checked_sub(1)?)?;
+        self.distinct.get(usize::from(*number)).copied()
     }
 }

@@ -31,8 +31,6 @@ use crate::systemd::{Ended, GuestCommand, Progress, Receiver};
 
 /// Interval of the checks of the run.
 const TICK: Duration = Duration::from_millis(250);
-/// Interval of the checks for conditions that end the run.
-const REACHED: Duration = Duration::from_millis(10);
 /// Interval of attempts to fill the guest's full input FIFO.
 const INPUT_RETRY: Duration = Duration::from_millis(5);
 /// Console input that waits for the guest, bytes; more is left to the sender.
@@ -382,8 +380,6 @@ pub async fn watch(
     let deadline = sleep_until(Instant::now() + duration.unwrap_or(far));
     tokio::pin!(deadline);
     let mut waiting = VecDeque::new();
-    let mut reached = interval(REACHED);
-    reached.set_missed_tick_behavior(MissedTickBehavior::Skip);
     // What is left of a command's script.
     let mut script: &[u8] = &[];
     let (mut stopping, mut stop_open, mut input_open, mut control_open) = (false, true, true, true);
@@ -440,11 +436,9 @@ pub async fn watch(
                     machine.stop();
                 }
             }
-            _ = reached.tick(), if !stopping => {
-                if session.reached() {
-                    stopping = true;
-                    machine.stop();
-                }
+            () = session.reached(), if !stopping => {
+                stopping = true;
+                machine.stop();
             }
             () = &mut deadline, if !stopping => {
                 stopping = true;

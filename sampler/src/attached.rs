@@ -19,56 +19,65 @@ const NOBODY: ThreadId = ThreadId { process: -1, thread: 0 };
 
 /// Observer of a foreign vCPU.
 #[derive(Debug)]
-pub struct AttachedSampler(VcpuSampler);
+pub struct AttachedSampler {
+    sampler: VcpuSampler,
+    /// The vCPU's thread is being stopped for a sample.
+    suspending: bool,
+}
 
 impl From<VcpuSampler> for AttachedSampler {
     fn from(sampler: VcpuSampler) -> Self {
-        Self(sampler)
+        Self { sampler, suspending: false }
     }
 }
 
 impl<M: PhysicalMemory> Observer<M> for AttachedSampler {
     fn attached(&mut self, thread: Option<AttachedThread>) {
         let now_ns = monotonic_ns();
-        self.0.attached_to(thread.as_ref());
+        self.sampler.attached_to(thread.as_ref());
         let (id, statistics) = thread.map_or((NOBODY, None), |thread| (thread.id, thread.statistics));
         let reader = statistics.map(ThreadReader::Foreign);
-        let clock = &self.0.published().clock;
+        let clock = &self.sampler.published().clock;
         clock.start_of(id, reader, now_ns);
         clock.change(ThreadState::Run, now_ns);
     }
 
     fn started(&mut self) -> Option<Duration> {
-        self.0.first_interval()
+        self.sampler.first_interval()
     }
 
     fn rate_hz(&self) -> Option<f64> {
-        self.0.rate_hz()
+        self.sampler.rate_hz()
     }
 
     fn pass(&mut self, now_ns: u64) -> Option<Duration> {
-        self.0.forget_request();
-        self.0.pass_while_off(now_ns)
+        self.sampler.forget_request();
+        self.sampler.pass_while_off(now_ns)
     }
 
     fn suspending(&mut self, now_ns: u64) {
-        self.0.ask(now_ns);
+        self.suspending = true;
+        self.sampler.ask(now_ns);
     }
 
     fn ticked(&mut self, tick: &Tick<'_, M>) -> Option<Duration> {
-        self.0.published().clock.pause(false, tick.now_ns);
-        self.0.set_nested(tick.in_nested_guest());
-        self.0.set_registers(tick.known_registers());
+        self.sampler.published().clock.pause(false, tick.now_ns);
+        self.sampler.set_nested(tick.in_nested_guest());
+        self.sampler.set_registers(tick.known_registers());
         if let Some(waits) = tick.source.is_waiting() {
-            self.0.note_wait(waits);
+            self.sampler.note_wait(waits);
         }
         let mut halted = false;
-        let next = self.0.serve(&tick.context, || {
+        let next = self.sampler.serve(&tick.context, || {
             let activity = tick.activity();
             halted = matches!(activity, Some(vmm::Activity::Halted | vmm::Activity::NotStarted));
             activity
         });
-        self.0.published().seen.note(match (halted, tick.blocked) {
+        // A vCPU that is stopped does not wait for it.
+        if !self.suspending {
+            self.sampler.wake_collector();
+        }
+        self.sampler.published().seen.note(match (halted, tick.blocked) {
             (_, true) => TickFinding::Halted,
             (true, false) => TickFinding::Polling,
             (false, false) => TickFinding::Guest,
@@ -77,23 +86,26 @@ impl<M: PhysicalMemory> Observer<M> for AttachedSampler {
     }
 
     fn missed(&mut self, reason: MissReason, due_ns: u64, now_ns: u64) -> Option<Duration> {
-        self.0.published().clock.pause(reason == MissReason::Paused, now_ns);
+        self.suspending = false;
+        self.sampler.published().clock.pause(reason == MissReason::Paused, now_ns);
         match reason {
-            MissReason::InVmm => self.0.published().seen.note(TickFinding::Vmm),
-            MissReason::BlockedInVmm => self.0.published().seen.note(TickFinding::VmmBlocked),
+            MissReason::InVmm => self.sampler.published().seen.note(TickFinding::Vmm),
+            MissReason::BlockedInVmm => self.sampler.published().seen.note(TickFinding::VmmBlocked),
             MissReason::Paused | MissReason::NotRun | MissReason::Traced => {}
         }
-        self.0.next_after(due_ns, TickHold::since(now_ns))
+        self.sampler.next_after(due_ns, TickHold::since(now_ns))
     }
 
     fn suspended(&mut self, from_ns: u64, to_ns: u64) {
-        let clock = &self.0.published().clock;
+        let clock = &self.sampler.published().clock;
         clock.change(ThreadState::Sampler, from_ns);
         clock.change(ThreadState::Run, to_ns);
+        self.suspending = false;
+        self.sampler.wake_collector();
     }
 
     fn stopped(&mut self) {
-        let clock = &self.0.published().clock;
+        let clock = &self.sampler.published().clock;
         let times = clock.reader().and_then(|reader| reader.read());
         clock.end(monotonic_ns(), times);
     }

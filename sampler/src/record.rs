@@ -4,6 +4,7 @@
 //! the query of KVM's run state, made only where the guest has most likely executed HLT.
 
 use std::sync::{Arc, OnceLock};
+use std::thread::Thread;
 
 use kvm_bindings::{kvm_regs, kvm_sregs};
 use linux::{
@@ -37,6 +38,8 @@ pub(crate) struct GuestCells {
     pub readers: Arc<OnceLock<GuestReaders>>,
     pub identity: Arc<OnceLock<KernelIdentity>>,
     pub runtimes: RuntimeTable,
+    /// The collector's thread.
+    pub collector: Arc<OnceLock<Thread>>,
 }
 
 /// A sample with its stacks, as the ring carries it.

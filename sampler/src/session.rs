@@ -11,6 +11,7 @@
 //! The reader of current tasks goes from the finder to the vCPU threads through a cell that is set once.
 
 use std::fmt;
+use std::future::poll_fn;
 use std::io::Write;
 use std::sync::atomic::Ordering;
 use std::sync::{Arc, mpsc};
@@ -304,10 +305,13 @@ impl Session {
             runtimes: self.cells.runtimes.clone(),
         });
         let guard = FailOnPanic(Arc::clone(&self.shared));
-        self.running = Some(spawn("collector", move || {
+        let running = spawn("collector", move || {
             let _guard = guard;
             collector.run()
-        })?);
+        })?;
+        // Set once: a session is started once.
+        drop(self.cells.collector.set(running.thread().clone()));
+        self.running = Some(running);
         Ok(())
     }
 
@@ -341,11 +345,12 @@ impl Session {
     /// start on. A condition that does not [compile](crate::conditions::Condition::check) is never met.
     pub fn wait_for(&self, wait: RunTrigger) {
         self.shared.command(GateCommand::Await(wait));
+        self.wake();
     }
 
-    /// Returns true once a condition that ends the run was met.
-    pub fn reached(&self) -> bool {
-        self.shared.reached.load(Ordering::Acquire)
+    /// Waits until a condition that ends the run is met. One task at a time may wait.
+    pub async fn reached(&self) {
+        poll_fn(|context| self.shared.reached.poll(context)).await;
     }
 
     /// Changes the mean rate, ticks per second and vCPU. A session that was created without ticks stays
@@ -374,6 +379,14 @@ impl Session {
     /// Requests that all records are written within some 10 ms, instead of a fifth of a second.
     pub fn flush(&self) {
         self.shared.flush.store(true, Ordering::Release);
+        self.wake();
+    }
+
+    /// Wakes the collector.
+    fn wake(&self) {
+        if let Some(collector) = self.cells.collector.get() {
+            collector.unpark();
+        }
     }
 
     /// Returns true once the sink has failed: the run should end.

@@ -1,7 +1,8 @@
 //! State that a session and its collector share, and the data that they exchange.
 
-use std::sync::atomic::{AtomicBool, AtomicU64};
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError, RwLock, RwLockReadGuard};
+use std::task::{Context, Poll, Waker};
 use std::time::Duration;
 
 use attach::VcpuCounts;
@@ -104,6 +105,29 @@ pub(crate) struct AddedVcpu {
     pub counts: VcpuCounts,
 }
 
+/// Flag that is set once, and that one task at a time may await.
+#[derive(Debug, Default)]
+pub(crate) struct ReachedFlag {
+    reached: AtomicBool,
+    waker: Mutex<Option<Waker>>,
+}
+
+impl ReachedFlag {
+    pub(crate) fn set(&self) {
+        self.reached.store(true, Ordering::Release);
+        if let Some(waker) = lock(&self.waker).take() {
+            waker.wake();
+        }
+    }
+
+    /// Returns whether it is set; otherwise the task is woken then.
+    pub(crate) fn poll(&self, context: &Context<'_>) -> Poll<()> {
+        // Before the check, so that no change is missed.
+        *lock(&self.waker) = Some(context.waker().clone());
+        if self.reached.load(Ordering::Acquire) { Poll::Ready(()) } else { Poll::Pending }
+    }
+}
+
 /// State that the session and its collector share.
 #[derive(Debug)]
 pub(crate) struct SharedState {
@@ -115,7 +139,7 @@ pub(crate) struct SharedState {
     /// Requests that a batch is written at once.
     pub flush: AtomicBool,
     /// A condition that ends the run was met.
-    pub reached: AtomicBool,
+    pub reached: ReachedFlag,
     /// Samples that were taken, but dropped.
     pub passed_over: AtomicU64,
     commands: Mutex<Vec<GateCommand>>,
@@ -140,7 +164,7 @@ impl SharedState {
             failed: AtomicBool::new(false),
             precise: AtomicBool::new(false),
             flush: AtomicBool::new(false),
-            reached: AtomicBool::new(false),
+            reached: ReachedFlag::default(),
             passed_over: AtomicU64::new(0),
             commands: Mutex::default(),
             stats: RwLock::new(stats),

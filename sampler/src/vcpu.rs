@@ -9,6 +9,7 @@
 
 use std::fmt;
 use std::sync::{Arc, OnceLock};
+use std::thread::Thread;
 use std::time::Duration;
 
 use kvm_bindings::kvm_regs;
@@ -100,6 +101,7 @@ pub struct VcpuSampler {
     /// Copier of the frames of managed languages.
     frames: FrameCopier,
     kernel_check: KernelCheck,
+    collector: Arc<OnceLock<Thread>>,
     vcpu: usize,
     /// The guest kernel's name for it.
     cpu: GuestCpu,
@@ -153,6 +155,7 @@ impl VcpuSampler {
             readers: cells.readers,
             frames: FrameCopier::new(cells.runtimes),
             kernel_check: KernelCheck::new(cells.identity),
+            collector: cells.collector,
             vcpu: usize::from(vcpu),
             cpu: GuestCpu::ApicId(usize::from(vcpu)),
             published: Arc::clone(&published),
@@ -167,6 +170,13 @@ impl VcpuSampler {
             registers: KnownRegisters::All,
         };
         (sampler, ends, published)
+    }
+
+    /// Wakes the collector, which has a sample to take. Not for a vCPU's own thread: it makes a system call.
+    pub(crate) fn wake_collector(&self) {
+        if let Some(collector) = self.collector.get() {
+            collector.unpark();
+        }
     }
 
     /// Serves one tick: the body of [`Observer::ticked`], with the tick's parts as arguments so that it runs

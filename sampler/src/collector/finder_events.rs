@@ -1,7 +1,6 @@
 //! Events of the finder and the namer, as the collector handles them.
 
 use std::sync::Arc;
-use std::sync::atomic::Ordering;
 use std::sync::mpsc::{self, TryRecvError};
 use std::thread;
 use std::time::Duration;
@@ -44,7 +43,7 @@ impl Collector {
         self.event("missing", "the guest started another kernel (kexec): later code has no names".to_owned());
         if self.ends_with_kernel {
             self.totals.kernel_gone = true;
-            self.shared.reached.store(true, Ordering::Release);
+            self.shared.reached.set();
         }
         self.finder = None;
         self.forget_watched();

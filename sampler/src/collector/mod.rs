@@ -56,6 +56,8 @@ use watching::StallWatch;
 /// Time between drains of the rings: the mappings of a process that has ended meanwhile can no longer be
 /// read.
 const PERIOD: Duration = Duration::from_millis(10);
+/// The same where samples wake the collector: what else it takes may wait for this long.
+const WOKEN_PERIOD: Duration = Duration::from_millis(50);
 /// Longest time between two writes of a batch: a killed run loses at most this and one period.
 const FLUSH_PERIOD: Duration = Duration::from_millis(200);
 /// Samples at which a batch is written at once.
@@ -135,6 +137,10 @@ pub(crate) struct Collector {
     /// Readings of the guest's memory, if there are any.
     memory_use: Option<MemoryUseCollector>,
     batch: Batch,
+    /// Longest time between two rounds.
+    period: Duration,
+    /// Start of the last round.
+    round_began: Instant,
     flushed: Instant,
     window_began: Instant,
     lost_reported: bool,
@@ -186,6 +192,8 @@ impl Collector {
             task_states: None,
             memory_use: None,
             batch: Batch { meta, ..Batch::default() },
+            period: PERIOD,
+            round_began: now,
             flushed: now,
             window_began: now,
             lost_reported: false,
@@ -215,8 +223,10 @@ impl Collector {
         self.counters.bind(machine);
     }
 
-    /// Sets what is counted of the vCPUs, which are another process'.
+    /// Sets what is counted of the vCPUs, which are another process': the threads that sample them wake the
+    /// collector.
     pub(crate) fn set_counts(&mut self, counts: Vec<VcpuCounts>) {
+        self.period = WOKEN_PERIOD;
         self.counters.set_counts(counts);
     }
 
@@ -257,6 +267,7 @@ impl Collector {
     pub(crate) fn run(mut self) -> SessionTotals {
         let schedstat = own_schedstat();
         while !self.shared.stop.load(Ordering::Acquire) {
+            self.round_began = Instant::now();
             self.collect();
             if self.flushed.elapsed() >= FLUSH_PERIOD || self.shared.flush.swap(false, Ordering::AcqRel) {
                 self.flush();
@@ -271,13 +282,15 @@ impl Collector {
     fn rest(&mut self, schedstat: Option<&File>) {
         let waited = || schedstat.and_then(waited).unwrap_or(0);
         let (before, waited_before) = (monotonic_ns(), waited());
-        thread::park_timeout(PERIOD);
+        thread::park_timeout(self.period);
+        // Rounds for single samples cost more than one for several.
+        thread::sleep(PERIOD.saturating_sub(self.round_began.elapsed()));
         let gap = Duration::from_nanos(monotonic_ns().saturating_sub(before));
         if gap < STOPPED {
             return;
         }
         let lacked = Duration::from_nanos(waited().saturating_sub(waited_before));
-        let stopped = gap.saturating_sub(PERIOD).saturating_sub(lacked);
+        let stopped = gap.saturating_sub(self.period).saturating_sub(lacked);
         if stopped >= STOPPED {
             self.event("stopped", format!("the host had stopped vprof for {stopped:.1?}"));
             let ns = u64::try_from(stopped.as_nanos()).unwrap_or(u64::MAX);
@@ -360,7 +373,7 @@ impl Collector {
         if let Some(exact) = &mut self.exact {
             exact.step(&mut self.resolver, &mut self.batch);
             if exact.refused().is_some() {
-                self.shared.reached.store(true, Ordering::Release);
+                self.shared.reached.set();
             }
         }
         if let Some(task_states) = &mut self.task_states {

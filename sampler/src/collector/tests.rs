@@ -1,5 +1,6 @@
 use std::sync::Mutex;
 use std::sync::atomic::AtomicUsize;
+use std::task::{Context, Waker};
 
 use kvm_bindings::{kvm_regs, kvm_sregs};
 use linux::{CurrentContext, IrqContext, TaskSnapshot, VirtAddr};
@@ -358,7 +359,8 @@ fn a_run_that_depends_on_its_kernel_ends_with_it() {
         let mut collector = session.into_parts();
         collector.ends_with_kernel = ends_with_kernel;
         collector.kernel_gone();
-        assert_eq!(collector.shared.reached.load(Ordering::SeqCst), ends_with_kernel);
+        let ends = collector.shared.reached.poll(&Context::from_waker(Waker::noop()));
+        assert_eq!(ends.is_ready(), ends_with_kernel);
         assert_eq!(collector.close().kernel_gone, ends_with_kernel);
     }
 }

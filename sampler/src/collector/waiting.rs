@@ -44,22 +44,24 @@ impl Collector {
                     // No ticks from now on: the next samples are not wanted.
                     self.shared.set_rate(0.0);
                     self.saw(&condition, "sampling ends");
-                    self.shared.reached.fetch_or(end, Ordering::AcqRel);
+                    if end {
+                        self.shared.reached.set();
+                    }
                 }
                 GateAction::End(condition) => {
                     self.saw(&condition, "the run ends");
-                    self.shared.reached.store(true, Ordering::Release);
+                    self.shared.reached.set();
                 }
                 GateAction::Panicked => {
                     self.event("panic", "the guest's kernel has panicked: the run ends".to_owned());
-                    self.shared.reached.store(true, Ordering::Release);
+                    self.shared.reached.set();
                 }
                 GateAction::Still(still) => {
                     self.event(
                         "still",
                         format!("the guest has made no progress for {still:.1?}: the run ends"),
                     );
-                    self.shared.reached.store(true, Ordering::Release);
+                    self.shared.reached.set();
                 }
             }
         }

@@ -2,7 +2,6 @@
 
 use std::collections::BTreeMap;
 use std::sync::Arc;
-use std::sync::atomic::Ordering;
 use std::time::{Duration, Instant};
 
 use linux::{Kernel, Missing, SchedStateReader};
@@ -215,7 +214,7 @@ impl Collector {
         let alerts = watch.watch.check(&inputs, |who| self.resolver.thread_name(who));
         let begins = alerts.iter().any(|alert| alert.step == AlertStep::Begin);
         if begins && watch.watch.config().exit {
-            self.shared.reached.store(true, Ordering::Release);
+            self.shared.reached.set();
         }
         let mut reports = watch.take_unjudged();
         reports.extend(alerts.into_iter().map(|alert| WatchReport::Alert(Box::new(alert))));

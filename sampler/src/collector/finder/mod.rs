@@ -408,7 +408,9 @@ impl<G: GuestKernel> KernelFinder<G> {
     /// Returns true if only a candidate is awaited, and the time at which something is due anyway.
     fn next(&self) -> (bool, Instant) {
         if !self.found {
-            return (self.find.due(), self.find.next.max(Instant::now() + FIRST_PAUSE));
+            let due = self.find.due();
+            // Then only a candidate is awaited.
+            return (due, if due { Instant::now() + LAST_PAUSE } else { self.find.next });
         }
         let mut next = self.modules.next.min(self.tasks.next);
         if self.wanted.lock().task_lists {

@@ -92,8 +92,7 @@ struct bpf_map_def {
 // Powers of two.
 #define TABLES 8
 #define NEAR_PAGES 16
-// Plans of copies, a power of two, and those that are searched for one process.
-#define PLANS 512
+// Plans of copies that are searched for one process.
 #define PLAN_PROBES 8
 // Steps of a plan, a power of two; words that a step loads, and registers (runtimes/src/copies.rs).
 #define STEPS 16
@@ -192,6 +191,8 @@ struct options {
 	// Which registers those are, and the bit of the instruction pointer.
 	u32 vcpu_available;
 	u32 rip_available;
+	// Number of plans of copies, a power of two.
+	u32 plans;
 };
 
 // Registers that a record has.
@@ -564,7 +565,7 @@ SEC("maps") struct bpf_map_def plans = {
 	.type = MAP_TYPE_ARRAY,
 	.key_size = 4,
 	.value_size = sizeof(struct plan),
-	.max_entries = PLANS,
+	.max_entries = 1,
 	.map_flags = MAP_MMAPABLE,
 };
 
@@ -1088,7 +1089,7 @@ GLOBAL u64 copy_frames(u32 index)
 		return 0;
 	NO_UNROLL
 	for (u32 i = 0; i < PLAN_PROBES; i++) {
-		u32 slot = (first + i) & (PLANS - 1);
+		u32 slot = (first + i) & (options.plans - 1);
 		struct plan *plan = map_lookup(&plans, &slot);
 		if (plan && plan->root == root) {
 			found = !probe_read_kernel(copier->step, sizeof(copier->step), (u64)plan->step);

@@ -23,6 +23,8 @@ pub enum AttachmentEnd {
     VcpusEnded,
     /// The guest was reset: all that is known of its kernel is stale.
     Reset,
+    /// A vCPU was plugged in for which there is no room ([`crate::VcpuRoom::Present`]).
+    Outgrown,
     /// The GDB stub has closed the connection, and the VMM's process continues, or is not visible.
     StubClosed,
     /// The GDB stub no longer answers.

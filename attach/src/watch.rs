@@ -285,6 +285,9 @@ impl Watcher {
         for (number, thread, index) in vm.take_new(&gone, &mut self.passed) {
             self.known.push(number);
             let Some(index) = index else {
+                if vm.is_outgrown() {
+                    return self.shared.finish(AttachmentEnd::Outgrown);
+                }
                 self.shared.report(AttachEvent::NotAdopted(number));
                 continue;
             };

@@ -19,3 +19,12 @@ pub fn give_back_at_once() {
         libc::mallopt(libc::M_TRIM_THRESHOLD, AT_ONCE);
     }
 }
+
+/// Gives the free memory of the heap back to the host's kernel, where the C library can.
+pub fn give_back_free() {
+    #[cfg(target_env = "gnu")]
+    // SAFETY: malloc_trim takes a number, and locks by itself.
+    unsafe {
+        libc::malloc_trim(0);
+    }
+}

@@ -123,6 +123,7 @@ fn left(end: AttachmentEnd) -> &'static str {
         AttachmentEnd::Reset => {
             "the guest was reset, so its kernel is no longer the one that was read: attach again"
         }
+        AttachmentEnd::Outgrown => "a vCPU was plugged in for which this recording has no room; attach again",
         AttachmentEnd::StubClosed => {
             "the GDB stub has closed the connection: its VMM has ended, or has no stub any more"
         }

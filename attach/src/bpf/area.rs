@@ -64,6 +64,11 @@ impl<T> ArrayMapping<T> {
         Self::map(map, count, libc::PROT_READ | libc::PROT_WRITE)
     }
 
+    /// Returns the number of elements.
+    pub(crate) fn len(&self) -> usize {
+        self.count
+    }
+
     /// Returns the address of an element; `None` if there is none.
     pub(crate) fn element(&self, index: usize) -> Option<*const T> {
         // SAFETY: within the mapping.

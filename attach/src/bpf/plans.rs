@@ -13,12 +13,23 @@ use runtimes::{CopyPlan, CopyStep, NextStep, REGISTERS, WordLoad};
 
 use super::area::ArrayMapping;
 use super::refusal::BpfRefusal;
-use super::shared::{PLAN_PROBES, PLANS, RawLoad, RawPlan, RawStep};
+use super::shared::{PLAN_PROBES, RawLoad, RawPlan, RawStep};
 use super::vm::SampledVm;
 
 /// Bits of a root that distinguish processes: an address of a page, without the bit by which page-table
 /// isolation distinguishes two tables of one process (as in attach/bpf/record.c).
 const ROOT: u64 = 0x000f_ffff_ffff_e000;
+
+/// Least and largest number of plans, and plans for each vCPU. Powers of two.
+const LEAST_PLANS: usize = 64;
+const MOST_PLANS: usize = 512;
+const VCPU_PLANS: usize = 64;
+
+/// Returns the number of plans for a machine with that many vCPUs, a power of two: processes take turns on
+/// its CPUs.
+pub(super) fn plans_for(vcpus: usize) -> usize {
+    vcpus.saturating_mul(VCPU_PLANS).clamp(LEAST_PLANS, MOST_PLANS).next_power_of_two()
+}
 
 /// Plans by the page tables of their processes. One thread at a time changes them.
 pub(super) struct PlanTable(Mutex<ArrayMapping<RawPlan>>);
@@ -43,22 +54,26 @@ impl SampledVm {
 
 impl ProcessCopies {
     /// Sets or removes what samples copy in the process whose page tables are at this physical address. Never
-    /// waits for a sample. There is room for 512 plans, and the last one that was set has some.
+    /// waits for a sample. There is room for 64 plans for each vCPU, at most 512, and the last one that was
+    /// set has some.
     pub fn set(&self, root: u64, plan: Option<&CopyPlan>) {
         self.0.set(root, plan);
     }
 }
 
 impl PlanTable {
-    pub(super) fn new(map: &Map) -> Result<Self, BpfRefusal> {
-        Ok(Self(Mutex::new(ArrayMapping::writable(map, PLANS)?)))
+    /// Makes the table of a map with `plans` elements, a power of two.
+    pub(super) fn new(map: &Map, plans: usize) -> Result<Self, BpfRefusal> {
+        Ok(Self(Mutex::new(ArrayMapping::writable(map, plans)?)))
     }
 
     fn set(&self, root: u64, plan: Option<&CopyPlan>) {
         let root = root & ROOT;
         let area = self.0.lock().unwrap_or_else(PoisonError::into_inner);
-        let places: Vec<*mut RawPlan> =
-            places(root).filter_map(|place| area.element(place)).map(<*const _>::cast_mut).collect();
+        let places: Vec<*mut RawPlan> = places(root, area.len())
+            .filter_map(|place| area.element(place))
+            .map(<*const _>::cast_mut)
+            .collect();
         // SAFETY: the root is in the mapping, which lives longer, and aligned; only atomics write it.
         let root_of = |place: *mut RawPlan| unsafe { AtomicU64::from_ptr(&raw mut (*place).root) };
         let has =
@@ -76,10 +91,10 @@ impl PlanTable {
     }
 }
 
-/// Returns the places in which the program searches for a plan.
-fn places(root: u64) -> impl Iterator<Item = usize> {
+/// Returns the places in which the program searches for a plan, of that many, a power of two.
+fn places(root: u64, plans: usize) -> impl Iterator<Item = usize> {
     let first = usize::try_from(root.wrapping_mul(0x9e37_79b9_7f4a_7c15) >> 32).unwrap_or(0);
-    (0..PLAN_PROBES).map(move |probe| first.wrapping_add(probe) % PLANS)
+    (0..PLAN_PROBES).map(move |probe| first.wrapping_add(probe) & plans.wrapping_sub(1))
 }
 
 /// Returns the steps as the program has them.
@@ -134,18 +149,25 @@ mod tests {
     fn found(table: &PlanTable, root: u64) -> Option<RawPlan> {
         let area = table.0.lock().unwrap();
         // SAFETY: in the mapping, and nothing writes it meanwhile.
-        let plans = places(root).map(|place| unsafe { area.element(place).unwrap().read() });
+        let plans = places(root, area.len()).map(|place| unsafe { area.element(place).unwrap().read() });
         plans.into_iter().find(|plan| plan.root == root)
     }
 
     #[test]
     fn a_plan_is_found_by_the_page_tables_of_its_process() {
-        let table = PlanTable(Mutex::new(anonymous_array(PLANS)));
+        assert_eq!([0, 1, 3, 8, 64].map(plans_for), [64, 64, 256, 512, 512]);
+        for plans in [64, 512] {
+            check(plans);
+        }
+    }
+
+    fn check(plans: usize) {
+        let table = PlanTable(Mutex::new(anonymous_array(plans)));
         let copies = |binary: RuntimeBinary, memory| binary.plan(&memory, 0).unwrap().0.copies().unwrap();
         let python = copies(RuntimeBinary::Python(fixture::binary((3, 11))), fixture::python((3, 11)));
         let php = copies(RuntimeBinary::Php(php::binary()), php::php((8, 2)));
         let plan = |plan: &CopyPlan, root| Some(RawPlan { root, step: raw(plan) });
-        let roots: Vec<u64> = (1..=4 * PLANS as u64).map(|number| number * 0x4000).collect();
+        let roots: Vec<u64> = (1..=4 * plans as u64).map(|number| number * 0x4000).collect();
         for &root in &roots {
             assert_eq!(found(&table, root), None);
             table.set(root, Some(&python));
@@ -153,8 +175,8 @@ mod tests {
         }
         let kept = || roots.iter().filter(|root| found(&table, **root).is_some()).count();
         let before = kept();
-        assert!(before > PLANS * 9 / 10, "{before} of {PLANS}");
-        let last = 4 * PLANS as u64 * 0x4000;
+        assert!(before > plans * 9 / 10, "{before} of {plans}");
+        let last = 4 * plans as u64 * 0x4000;
         // With the bits of a CR3, and the second table of page-table isolation.
         table.set(last | 1 << 63 | 0x1fff, Some(&php));
         assert_eq!(found(&table, last), plan(&php, last), "replaced");

@@ -16,7 +16,7 @@ use super::finder::KernelMemory;
 use super::host_stack::HostStacksView;
 use super::notes::NotesView;
 use super::offsets::Vendor;
-use super::plans::PlanTable;
+use super::plans::{PlanTable, plans_for};
 use super::refusal::{BpfRefusal, host_refusal};
 use super::shared::{
     PAGE, RawCourse, RawExits, RawFile, RawHostStacks, RawNotes, RawOptions, RawRecord, RawTarget,
@@ -85,8 +85,9 @@ impl KernelPrograms {
     }
 
     fn load_object(object: &[u8], options: &RawOptions, vcpus: usize) -> Result<Self, BpfRefusal> {
-        let number = |vcpus: usize| u32::try_from(vcpus).unwrap_or(u32::MAX);
-        let elements = number(vcpus);
+        let number = |count: usize| u32::try_from(count).unwrap_or(u32::MAX);
+        let (elements, plans) = (number(vcpus), plans_for(vcpus));
+        let options = &RawOptions { plans: number(plans), ..*options };
         // The kernel has no empty arrays.
         let with_stacks = if options.host_stacks == 0 { 1 } else { vcpus };
         let mut ebpf = EbpfLoader::new()
@@ -100,6 +101,7 @@ impl KernelPrograms {
             .map_max_entries("taken", elements)
             .map_max_entries("stacks", number(with_stacks))
             .map_max_entries("followed", elements)
+            .map_max_entries("plans", number(plans))
             .load(object)?;
         program::<RawTracePoint>(&mut ebpf, "tick")?.load()?;
         program::<RawTracePoint>(&mut ebpf, "peek")?.load()?;
@@ -110,7 +112,7 @@ impl KernelPrograms {
         let targets = Mutex::new(Array::try_from(map("targets")?)?);
         let records = ArrayMapping::new(&map("records")?, vcpus)?;
         let peeked = Mutex::new(ArrayMapping::new(&map("peeked")?, 1)?);
-        let plans = Arc::new(PlanTable::new(&map("plans")?)?);
+        let plans = Arc::new(PlanTable::new(&map("plans")?, plans)?);
         let maps = [map("courses")?, map("exits")?, map("notes")?, map("taken")?, map("stacks")?];
         let [courses, exits, notes, taken, stacks] = &maps;
         let courses = ArrayMapping::new(courses, vcpus)?;

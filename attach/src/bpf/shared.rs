@@ -21,8 +21,7 @@ pub(crate) const PAGE: usize = 4096;
 /// Page tables that a program remembers, and pages of a process.
 const TABLES: usize = 8;
 const NEAR_PAGES: usize = 16;
-/// Plans of copies, and those that a program searches for one process.
-pub(crate) const PLANS: usize = 512;
+/// Plans of copies that a program searches for one process.
 pub(crate) const PLAN_PROBES: usize = 8;
 /// Bytes that the steps of a plan copy at a sample.
 const HEAP: usize = 64 << 10;
@@ -110,6 +109,8 @@ pub(crate) struct RawOptions {
     /// Which registers those are, and the bit of the instruction pointer.
     pub vcpu_available: u32,
     pub rip_available: u32,
+    /// Number of plans of copies, a power of two.
+    pub plans: u32,
 }
 
 /// `struct slot`: range of the guest's memory in the VMM.
@@ -473,7 +474,7 @@ mod tests {
     /// Sizes by hand: the compiler of the programs has the same rules.
     #[test]
     fn structures_have_no_holes_that_only_one_side_has() {
-        assert_eq!(size_of::<RawOptions>(), 44 * 4);
+        assert_eq!(size_of::<RawOptions>(), 45 * 4);
         assert_eq!(size_of::<RawGuest>(), 8 + 10 * 8 + 10 * 4 + 2 * SPANS * 8);
         assert_eq!(size_of::<RawTarget>(), 6 * 8 + SLOTS * 24 + size_of::<RawGuest>());
         assert_eq!(size_of::<RawState>(), 8 + 10 * 4 + 25 * 8 + 4 * 4 + 8 + TABLES * 24);

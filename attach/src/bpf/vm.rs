@@ -21,6 +21,7 @@ use super::refusal::BpfRefusal;
 use super::shared::{ABSENT, NO_RIP, RawGuest, RawState, RawTarget, ThreadFinding};
 use super::target::{guest, set_slots};
 use crate::memory::MemoryLayout;
+use crate::target::VcpuRoom;
 pub(crate) use search::{FoundVm, VmSearch};
 
 /// CPUs that a sample is asked of, at most: a thread may move meanwhile.
@@ -47,6 +48,8 @@ pub(crate) struct SampledVm {
     counts: bool,
     /// Registers that the programs use.
     registers: KernelRegisters,
+    /// Room for later vCPUs.
+    room: VcpuRoom,
 }
 
 /// Registers of vCPUs that the programs in the kernel use.
@@ -270,6 +273,11 @@ impl SampledVm {
     pub(crate) fn lists_vcpus(&self) -> bool {
         // The threads that may be stopped for stacks are those of the start.
         self.offsets.finder.vcpu_list.is_some() && !self.is_partial()
+    }
+
+    /// Returns true if a vCPU for which there is no room can be profiled by another attachment.
+    pub(crate) fn is_outgrown(&self) -> bool {
+        self.room == VcpuRoom::Present
     }
 
     /// Returns what the kernel does not count with this KVM, as the beginning of a sentence.

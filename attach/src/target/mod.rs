@@ -66,9 +66,21 @@ pub struct TargetChoice {
     pub vm: Option<usize>,
     /// Stacks of vCPUs' threads in the host. Only the host's kernel takes them.
     pub host_stacks: bool,
+    /// Room for vCPUs that are plugged in later, where the host's kernel samples them.
+    pub room: VcpuRoom,
     /// Registers that the host's kernel uses. Only tests change this.
     #[serde(skip)]
     pub registers: KernelRegisters,
+}
+
+/// Room for vCPUs that are plugged in later: memory of the host's kernel, about half a MiB for each.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default, Serialize, Deserialize)]
+pub enum VcpuRoom {
+    /// For as many as a machine may have: they are profiled from then on.
+    #[default]
+    Most,
+    /// None: the attachment ends ([`AttachmentEnd::Outgrown`](crate::AttachmentEnd::Outgrown)).
+    Present,
 }
 
 impl From<EngineChoice> for TargetChoice {
@@ -153,7 +165,7 @@ impl Target {
         most: usize,
         guard: Option<Command>,
     ) -> Result<Self, AttachError> {
-        let TargetChoice { engine, vm, host_stacks, registers } = choice.into();
+        let TargetChoice { engine, vm, host_stacks, room, registers } = choice.into();
         let _search = SearchRight::raise();
         let refused = |refusal| AttachError::HostStacks { pid, refusal };
         if host_stacks && engine == EngineChoice::Ptrace {
@@ -166,7 +178,7 @@ impl Target {
             return opened.by_stops(vm, most, GuardedStops::start(pid, guard)?, EngineReason::StopsRequested);
         }
         let descriptors = &opened.descriptors;
-        let search = VmSearch { pid, descriptors, number: vm, most, host_stacks, registers };
+        let search = VmSearch { pid, descriptors, number: vm, most, room, host_stacks, registers };
         let found = SampledVm::find(search).map_err(|refusal| opened.fatal(refusal, most));
         let found = match found {
             Ok(found) => Ok((opened.vcpus(&found)?, found)),

@@ -84,7 +84,8 @@ impl Recorder {
     pub fn start(plan: RecorderPlan) -> io::Result<Self> {
         let seconds = (plan.rest + GRACE).as_secs_f64();
         let mut command = Command::new("/proc/self/exe");
-        command.args(["attach", &plan.pid.to_string(), "--quiet", MEMORY_INTERVAL, "--task-rate", TASK_RATE]);
+        command.args(["attach", &plan.pid.to_string(), "--quiet", "--present-vcpus"]);
+        command.args([MEMORY_INTERVAL, "--task-rate", TASK_RATE]);
         command.args(["--rate", &plan.rate_hz.to_string(), "--duration", &format!("{seconds:.3}s")]);
         command.args(["--max-size", &format!("{}K", plan.max_size >> 10), "--engine", plan.engine.name()]);
         command.arg("--output").arg(&plan.profile);

@@ -3,7 +3,7 @@
 use std::path::PathBuf;
 use std::str::FromStr;
 
-use attach::{EngineChoice, TargetChoice};
+use attach::{EngineChoice, TargetChoice, VcpuRoom};
 use clap::{Args, ValueEnum};
 use clap_complete::engine::ArgValueCompleter;
 use host::attached::{AttachTarget, ChosenVm};
@@ -165,7 +165,7 @@ pub struct VmArgs {
 
 impl VmArgs {
     /// Returns the machine. `host_stacks`: also take stacks of its threads in the host.
-    pub fn target(&self, host_stacks: bool) -> AttachTarget {
+    pub fn target(&self, host_stacks: bool, room: VcpuRoom) -> AttachTarget {
         if let Some(address) = &self.gdb {
             return AttachTarget::Stub(address.clone());
         }
@@ -175,7 +175,7 @@ impl VmArgs {
             (None, None) => ChosenVm::Only,
         };
         let engine = EngineChoice::from(self.engine);
-        let target = TargetChoice { vm: self.vm_number, host_stacks, ..engine.into() };
+        let target = TargetChoice { vm: self.vm_number, host_stacks, room, ..engine.into() };
         AttachTarget::Process(vm, target)
     }
 }
@@ -192,6 +192,11 @@ pub struct AttachArgs {
     /// kernel; needs the engine `bpf` (`vprof report --host`, `vprof export --host`)
     #[arg(long, help_heading = "Guest", conflicts_with = "gdb")]
     pub host_stacks: bool,
+
+    /// Take memory of the host's kernel for the vCPUs that there are: the recording ends when another one is
+    /// plugged in. For `vprof agent`, which attaches again.
+    #[arg(long, hide = true)]
+    pub present_vcpus: bool,
 
     /// Report a stall of the guest within seconds, with the stacks of all vCPUs and blocked tasks: all
     /// conditions, or a list like `irqs-off,blocked-task:60s`, each with the time after which it counts;

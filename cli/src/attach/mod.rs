@@ -8,7 +8,7 @@ use std::fs::File;
 use std::io;
 use std::path::Path;
 
-use attach::keep_guard;
+use attach::{VcpuRoom, keep_guard};
 use host::attached::{self, AttachHalf, AttachPurpose, AttachSpec, AttachedVm, ProfileSpec, StartedHalf};
 use host::link::Link;
 use host::protocol::Then;
@@ -45,7 +45,8 @@ pub fn command(args: &AttachArgs) -> Result<ExitCode, Error> {
         quiet: args.recording.quiet,
     };
     let purpose = AttachPurpose::Profile(Box::new(profile_spec));
-    let spec = AttachSpec { target: args.vm.target(args.host_stacks), purpose, policy: args.seccomp };
+    let room = if args.present_vcpus { VcpuRoom::Present } else { VcpuRoom::Most };
+    let spec = AttachSpec { target: args.vm.target(args.host_stacks, room), purpose, policy: args.seccomp };
     let Some((half, vm)) = start(spec, disks, "attach")? else { return Ok(ExitCode::Usage) };
     if !args.recording.quiet {
         for sentence in &vm.sentences {

@@ -57,6 +57,7 @@ const STOPS: [libc::c_int; 3] = [libc::SIGTSTP, libc::SIGTTIN, libc::SIGTTOU];
 /// The connection is closed.
 pub fn main(job: RawFd) -> io::Result<()> {
     leave_signals_to_parent();
+    heap::give_back_at_once();
     let connection = Connection::of_stdin();
     let prepared = match prepare(job) {
         Ok(Ok(prepared)) => prepared,
@@ -385,7 +386,8 @@ fn profile(
         },
         meta: meta.into_iter().filter_map(|(key, value)| Some((key.to_owned(), value?))).collect(),
     };
-    heap::give_back_at_once();
+    // The types of the host's kernel, and the first search for the guest's, took some ten MB.
+    heap::give_back_free();
     let sink = Box::new(ConnectionSink(connection.clone()));
     let (mut session, samplers) = Session::new(config, sink, files);
     session.set_counts(counts);

@@ -13,6 +13,7 @@ use crate::bpf::refusal::{BpfRefusal, host_refusal};
 use crate::bpf::shared::RawTarget;
 use crate::bpf::target::set_slots;
 use crate::memory::MemoryLayout;
+use crate::target::VcpuRoom;
 
 /// Link of the initial namespace of processes (`PROC_PID_INIT_INO`, include/linux/proc_ns.h).
 const HOST_NAMESPACE: &str = "pid:[4026531836]";
@@ -37,6 +38,8 @@ pub(crate) struct VmSearch<'a> {
     pub number: Option<usize>,
     /// Maximum number of its vCPUs.
     pub most: usize,
+    /// Room for later vCPUs.
+    pub room: VcpuRoom,
     /// Copy the stacks of vCPUs' threads.
     pub host_stacks: bool,
     /// Registers that the programs are to use.
@@ -85,14 +88,19 @@ impl SampledVm {
 
     fn find_with(offsets: HostOffsets, vendor: Vendor, search: VmSearch<'_>) -> Result<FoundVm, BpfRefusal> {
         let VmSearch { descriptors, number, most, .. } = search;
-        let mut programs = KernelPrograms::load(&offsets.options, most)?;
+        let room = match search.room {
+            VcpuRoom::Most => most,
+            // A process with several machines has the vCPUs of all of them.
+            VcpuRoom::Present => descriptors.len().clamp(1, most),
+        };
+        let mut programs = KernelPrograms::load(&offsets.options, room)?;
         if offsets.options.partial != 0 {
             programs.cache_rip()?;
         }
         let files = programs.files()?;
         let reader = KernelReader { memory: &programs, offsets: &offsets };
         let machine = reader.choose(reader.machines(&files, descriptors)?, number)?;
-        if machine.vcpus.len() > most {
+        if machine.vcpus.len() > room {
             return Err(BpfRefusal::TooMany(machine.vcpus.len()));
         }
         let changes = BpfRefusal::Unknown(0, "its memory changes");
@@ -104,7 +112,7 @@ impl SampledVm {
         if vcpus.is_empty() {
             return Err(BpfRefusal::NoThreads);
         }
-        let sampled: Box<[_]> = (0..most).map(|_| OnceLock::new()).collect();
+        let sampled: Box<[_]> = (0..room).map(|_| OnceLock::new()).collect();
         for (place, (vcpu, thread)) in sampled.iter().zip(&vcpus) {
             let target = RawTarget { vcpu: vcpu.vcpu, ..RawTarget::default() };
             let mut vcpu = SampledVcpu::new(vcpu.number, *thread, target, false);
@@ -123,6 +131,7 @@ impl SampledVm {
             follows: false,
             counts: false,
             registers: search.registers,
+            room: search.room,
         };
         // Here, so that a kernel that is too old is known before the first tick.
         let state = vm.programs.sample(0, None).map_err(host_refusal("run a program in the kernel"))?;

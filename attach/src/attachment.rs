@@ -51,8 +51,8 @@ pub struct Attachment<O> {
     shared: Arc<SharedState>,
     engine: Engine,
     memory: AttachedMemory,
-    /// Keeps other vprofs away.
-    _lock: Option<ProcessLock>,
+    /// Keeps other vprofs away while there are tickers.
+    lock: Option<ProcessLock>,
     /// Ends after the tickers.
     _guard: Option<GuardProcess>,
 }
@@ -95,13 +95,9 @@ enum Engine {
 }
 
 impl Engine {
-    /// Returns true if a ticker may wait for the stop of a thread.
-    fn stops_threads(&self) -> bool {
-        match self {
-            Self::Ptrace(_) => true,
-            Self::Sampled(vm, _) => vm.is_partial(),
-            Self::Stub { .. } => false,
-        }
+    /// Returns true if a signal ends what a ticker may wait for: the next tick, or the stop of a thread.
+    fn is_woken(&self) -> bool {
+        !matches!(self, Self::Stub { .. })
     }
 }
 
@@ -151,9 +147,13 @@ impl<O: Observer<StopMemory>> Attachment<O> {
     /// order of the vCPUs' numbers.
     ///
     /// # Errors
-    /// A thread or a descriptor could not be made. All that was started until then is ended.
+    /// Another vprof profiles the machine ([`Target::reserve`]). A thread or a descriptor could not be made.
+    /// All that was started until then is ended.
     pub fn start(target: Target, mut make: impl FnMut(usize) -> O) -> Result<Self, AttachError> {
         install_handler().map_err(host_error("install a signal handler"))?;
+        if !target.lock.is_held() {
+            return Err(target.lock.in_use());
+        }
         let Target { process, mut vcpus, known, lock, memory, heartbeat, guard, sampled, .. } = target;
         let search = SearchRight::raise();
         let take = |(index, vcpu)| WatchedVcpu::take(index, vcpu, sampled.as_ref());
@@ -272,7 +272,7 @@ impl<O> Attachment<O> {
     ) -> Result<Self, AttachError> {
         let shared = Arc::new(SharedState::new(vcpus).map_err(host_error("make an event descriptor"))?);
         let tickers = Mutex::new(Vec::new());
-        Ok(Self { tickers, watcher: None, shared, engine, memory, _lock: lock, _guard: guard })
+        Ok(Self { tickers, watcher: None, shared, engine, memory, lock, _guard: guard })
     }
 
     fn watch(mut self, watcher: Watcher) -> Result<Self, AttachError> {
@@ -363,7 +363,7 @@ impl<O> Attachment<O> {
                 if Instant::now() > deadline {
                     return Err(host_error(action)(io::ErrorKind::TimedOut.into()));
                 }
-                if self.engine.stops_threads() {
+                if self.engine.is_woken() {
                     // SAFETY: the thread was not joined, so its id is still its own.
                     unsafe {
                         libc::pthread_kill(thread.as_pthread_t(), wake_signal());
@@ -373,6 +373,8 @@ impl<O> Attachment<O> {
             }
             observers.extend(thread.join().unwrap_or_else(|panic| std::panic::resume_unwind(panic)));
         }
+        // The next vprof need not wait for the watcher.
+        drop(self.lock.take());
         if let Some(watcher) = self.watcher.take() {
             // A panic in it was printed when it happened.
             drop(watcher.join());

@@ -13,25 +13,54 @@ use crate::process_stat::StatFields;
 /// Lock of a process, held as long as the process is profiled.
 #[derive(Debug)]
 pub(crate) struct ProcessLock {
-    _file: File,
+    file: File,
+    pid: i32,
+    held: bool,
 }
 
 impl ProcessLock {
     /// Locks the process for this vprof.
     pub(crate) fn take(process: &Process) -> Result<Self, AttachError> {
-        let pid = process.pid();
-        let failed = |error| step_error(pid, "reserve a virtual machine", error);
-        let file = File::open(format!("/proc/{pid}/mem")).map_err(failed)?;
-        match file.try_lock() {
-            Ok(()) => Ok(Self { _file: file }),
-            Err(TryLockError::WouldBlock) => {
-                let inode = file.metadata().map_err(failed)?.ino();
-                let locks = fs::read_to_string("/proc/locks").unwrap_or_default();
-                Err(AttachError::InUse { pid, by: owner(&locks, inode).map(starter) })
-            }
-            Err(TryLockError::Error(error)) => Err(failed(error)),
-        }
+        let lock = Self::try_take(process)?;
+        if lock.held { Ok(lock) } else { Err(lock.in_use()) }
     }
+
+    /// Locks the process, unless another vprof has: [`Self::try_hold`] then takes it over.
+    pub(crate) fn try_take(process: &Process) -> Result<Self, AttachError> {
+        let pid = process.pid();
+        let file = File::open(format!("/proc/{pid}/mem")).map_err(|error| failed(pid, error))?;
+        let mut lock = Self { file, pid, held: false };
+        lock.try_hold()?;
+        Ok(lock)
+    }
+
+    /// Returns true if this vprof holds the lock, or can take it now.
+    pub(crate) fn try_hold(&mut self) -> Result<bool, AttachError> {
+        if !self.held {
+            self.held = match self.file.try_lock() {
+                Ok(()) => true,
+                Err(TryLockError::WouldBlock) => false,
+                Err(TryLockError::Error(error)) => return Err(failed(self.pid, error)),
+            };
+        }
+        Ok(self.held)
+    }
+
+    /// Returns true if this vprof holds the lock.
+    pub(crate) fn is_held(&self) -> bool {
+        self.held
+    }
+
+    /// Returns the error for a process that another vprof has locked.
+    pub(crate) fn in_use(&self) -> AttachError {
+        let locks = fs::read_to_string("/proc/locks").unwrap_or_default();
+        let holder = self.file.metadata().ok().and_then(|file| owner(&locks, file.ino()));
+        AttachError::InUse { pid: self.pid, by: holder.map(starter) }
+    }
+}
+
+fn failed(pid: i32, error: std::io::Error) -> AttachError {
+    step_error(pid, "reserve a virtual machine", error)
 }
 
 /// Returns the owner of the lock (flock(2)) of the file with this inode, by /proc/locks (proc_locks(5)):
@@ -81,7 +110,12 @@ pub(crate) mod tests {
         let first = ProcessLock::take(&process).unwrap();
         let refused = ProcessLock::take(&process).unwrap_err();
         assert!(matches!(refused, AttachError::InUse { by: Some(by), .. } if by == own), "{refused}");
+        let mut next = ProcessLock::try_take(&process).unwrap();
+        assert!(!next.is_held() && !next.try_hold().unwrap());
         drop(first);
+        testkit::eventually("the lock", Duration::from_secs(10), || next.try_hold().unwrap().then_some(()));
+        assert!(next.is_held() && ProcessLock::take(&process).is_err(), "taken over");
+        drop(next);
         // A child of another test has a copy of the descriptor from its fork to its exec.
         testkit::eventually("a lock", Duration::from_secs(10), || ProcessLock::take(&process).ok());
     }

@@ -10,7 +10,7 @@ use std::time::{Duration, Instant};
 
 use attach::{
     AttachError, AttachEvent, Attachment, AttachmentEnd, EngineChoice, HostFrameKind, HostState, PluggedVcpu,
-    StopMemory, Target, TargetChoice,
+    StopMemory, Target, TargetChoice, VcpuRoom,
 };
 use roles::plug::NUMBER;
 use roles::{
@@ -233,6 +233,54 @@ fn plugged<O: Observer<StopMemory>>(attached: &Attachment<O>) -> Result<PluggedV
             _ => None,
         })
     })
+}
+
+#[test]
+fn an_attachment_without_room_ends_when_a_vcpu_is_plugged_in() {
+    play();
+    let Some(_one) = kvm() else { return };
+    let vm = Role::start("an_attachment_without_room_ends_when_a_vcpu_is_plugged_in", "vmm plug");
+    let choice = TargetChoice { room: VcpuRoom::Present, ..EngineChoice::Bpf.into() };
+    let find = || Target::find_by(choice, vm.pid(), MOST, None).unwrap();
+    let target = find();
+    assert_eq!(target.vcpus(), 2);
+    let recorder = |_| Recorder::new(Duration::from_millis(1));
+    let attached = Attachment::start(target, recorder).unwrap();
+    eventually("the end", SOON, || attached.has_ended().then_some(()));
+    let ended = attached.wait().unwrap();
+    assert_eq!((ended.end, ended.observers.len()), (AttachmentEnd::Outgrown, 2));
+    // Another one has room for all three.
+    let again = find();
+    assert_eq!(again.vcpus() + again.unseen(), 3);
+    let ended = Attachment::start(again, recorder).unwrap().wait().unwrap();
+    assert_eq!(ended.end, AttachmentEnd::Detached);
+}
+
+#[test]
+fn an_attachment_takes_over_from_another_one() {
+    play();
+    let Some(_one) = kvm() else { return };
+    let vm = Role::start("an_attachment_takes_over_from_another_one", "vmm loops");
+    let find = |takes_over| {
+        let choice = TargetChoice { takes_over, ..EngineChoice::Bpf.into() };
+        Target::find_by(choice, vm.pid(), MOST, None)
+    };
+    let recorder = |_| Recorder::new(Duration::from_millis(1));
+    let first = Attachment::start(find(false).unwrap(), recorder).unwrap();
+    assert!(matches!(find(false).unwrap_err(), AttachError::InUse { .. }));
+    let refused = Attachment::start(find(true).unwrap(), recorder).unwrap_err();
+    assert!(matches!(refused, AttachError::InUse { .. }), "{refused}");
+    let stops = TargetChoice { takes_over: true, ..EngineChoice::Ptrace.into() };
+    let refused = Target::find_by(stops, vm.pid(), MOST, None).unwrap_err();
+    assert!(matches!(refused, AttachError::InUse { .. }), "{refused}");
+    let mut next = find(true).unwrap();
+    next.prove(Duration::from_millis(50));
+    assert!(!next.reserve().unwrap());
+    assert!(first.wait().unwrap().observers[0].ticks() > 0);
+    eventually("the machine", SOON, || next.reserve().unwrap().then_some(()));
+    let next = Attachment::start(next, recorder).unwrap();
+    std::thread::sleep(Duration::from_millis(500));
+    assert!(next.wait().unwrap().observers[0].ticks() > 10);
 }
 
 #[test]

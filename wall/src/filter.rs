@@ -215,6 +215,8 @@ const ATTACHED: &[i64] = &[
     libc::SYS_timerfd_settime,
     libc::SYS_capget,
     libc::SYS_capset,
+    // The lock of the VMM's process, where another vprof has it first.
+    libc::SYS_flock,
     // The end of the guard.
     libc::SYS_wait4,
     libc::SYS_waitid,

@@ -68,6 +68,9 @@ pub struct TargetChoice {
     pub host_stacks: bool,
     /// Room for vCPUs that are plugged in later, where the host's kernel samples them.
     pub room: VcpuRoom,
+    /// Another vprof may profile the machine until this one is ready ([`Target::reserve`]). Only where the
+    /// host's kernel takes all samples.
+    pub takes_over: bool,
     /// Registers that the host's kernel uses. Only tests change this.
     #[serde(skip)]
     pub registers: KernelRegisters,
@@ -165,13 +168,13 @@ impl Target {
         most: usize,
         guard: Option<Command>,
     ) -> Result<Self, AttachError> {
-        let TargetChoice { engine, vm, host_stacks, room, registers } = choice.into();
+        let TargetChoice { engine, vm, host_stacks, room, takes_over, registers } = choice.into();
         let _search = SearchRight::raise();
         let refused = |refusal| AttachError::HostStacks { pid, refusal };
         if host_stacks && engine == EngineChoice::Ptrace {
             return Err(refused(HostStacksRefusal::Stops));
         }
-        let opened = OpenedProcess::open(pid)?;
+        let opened = OpenedProcess::open(pid, takes_over && engine != EngineChoice::Ptrace)?;
         let names = host_stacks.then(|| HostNames::open(pid)).transpose();
         let names = names.map_err(|reason| refused(HostStacksRefusal::Names(reason)))?;
         if engine == EngineChoice::Ptrace {
@@ -201,6 +204,11 @@ impl Target {
             let equal = compare(&found.vm, &vcpus, &stops.slot())?;
             Ok((vcpus, found, EngineReason::Agrees(equal)))
         });
+        // Two vprofs must not stop the same threads.
+        let takes_all = compared.as_ref().is_ok_and(|(_, found, _)| !found.vm.is_partial());
+        if !takes_all && !opened.lock.is_held() {
+            return Err(opened.lock.in_use());
+        }
         match compared {
             Ok((vcpus, found, reason)) => opened.in_kernel(found, vcpus, reason, (names, Some(stops))),
             Err(refusal) if host_stacks => Err(refused(HostStacksRefusal::Engine(refusal))),
@@ -264,6 +272,15 @@ impl Target {
     /// Returns the guest's memory, which can be read once its layout is proven.
     pub fn memory(&self) -> &ForeignMemory {
         &self.memory
+    }
+
+    /// Returns true once this vprof alone profiles the machine. It does unless it
+    /// [takes over](TargetChoice::takes_over) from another one, which has not ended yet.
+    ///
+    /// # Errors
+    /// The machine's process has ended.
+    pub fn reserve(&mut self) -> Result<bool, AttachError> {
+        self.lock.try_hold()
     }
 
     /// Returns what this process reaches of the VMM from here on.

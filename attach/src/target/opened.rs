@@ -15,7 +15,8 @@ pub(super) struct OpenedProcess {
 }
 
 impl OpenedProcess {
-    pub(super) fn open(pid: i32) -> Result<Self, AttachError> {
+    /// Opens the process. If it `takes_over`, the lock may be another vprof's still.
+    pub(super) fn open(pid: i32, takes_over: bool) -> Result<Self, AttachError> {
         let process = Process::open(pid)?;
         let name = || process.name().to_owned();
         let descriptors = process.all_vcpus().map_err(|e| step_error(pid, "list its descriptors", e))?;
@@ -31,7 +32,8 @@ impl OpenedProcess {
             return Err(AttachError::Stopped { pid, name: name() });
         }
         let several = process.has_several_vms(&descriptors);
-        let lock = ProcessLock::take(&process)?;
+        let take = if takes_over { ProcessLock::try_take } else { ProcessLock::take };
+        let lock = take(&process)?;
         Ok(Self { process, descriptors, several, lock })
     }
 }

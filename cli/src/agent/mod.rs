@@ -52,6 +52,11 @@ const AGAIN: Duration = Duration::from_secs(10);
 const MEASURE: Duration = Duration::from_secs(30);
 /// Recorders that start at the same time: finding a kernel takes some tenths of a second of CPU.
 const STARTS: usize = 4;
+/// Time after the begin of a window within which its recorders take over from those of the window before,
+/// less than they record beyond it.
+const TAKE_OVER: Duration = Duration::from_secs(25);
+/// A window that begins within this time follows the last one.
+const SOON: Duration = Duration::from_secs(1);
 /// Smallest limit of a recording's size, bytes.
 const LEAST_SIZE: u64 = 8 << 20;
 /// Sentences that are known to be printed, at most.
@@ -223,6 +228,7 @@ impl<'a> Agent<'a> {
         let limit = if self.ending.is_some() { Duration::ZERO } else { END_LIMIT };
         self.ending = Some(Instant::now() + limit);
         self.close_window();
+        self.recorders.iter_mut().for_each(Recorder::stop);
     }
 
     /// Does what is due. Returns the exit code once the agent has ended.
@@ -230,6 +236,7 @@ impl<'a> Agent<'a> {
         let now = Instant::now();
         self.reap();
         self.follow_window(now)?;
+        self.hand_over(now);
         if self.listed.is_none_or(|listed| now >= listed + LIST) && self.ending.is_none() {
             self.machines = identity::machines(&self.boot_id, &self.group);
             let names = &self.args.name;
@@ -312,10 +319,9 @@ impl<'a> Agent<'a> {
         Ok(())
     }
 
-    /// Ends the recorders of the window. It is written once they have ended.
+    /// Ends the window. It is written once its recorders have ended.
     fn close_window(&mut self) {
         let Some(OpenWindow { spooled, deadline, .. }) = self.window.take() else { return };
-        self.recorders.iter_mut().for_each(Recorder::stop);
         // A window that an agent leaves in its middle may be continued by the next one.
         if Instant::now() >= deadline {
             self.clock.ended(spooled.window.start_unix_ns);
@@ -327,19 +333,46 @@ impl<'a> Agent<'a> {
         self.due.insert(spooled.directory, Instant::now());
     }
 
-    /// Takes note of recorders that have ended.
-    fn reap(&mut self) {
-        let mut running = Vec::with_capacity(self.recorders.len());
-        for mut recorder in std::mem::take(&mut self.recorders) {
-            match recorder.ended() {
-                Ok(None) => running.push(recorder),
-                Ok(Some(ended)) => self.ended(&recorder.plan, &ended),
-                Err(error) => {
-                    eprintln!("vprof: cannot wait for a recorder: {}", text::message::Reason(&error))
-                }
+    /// Ends recorders of earlier windows: those that another one is ready to take over from, so that nothing
+    /// is missed between the two, and those that no other one follows.
+    fn hand_over(&mut self, now: Instant) {
+        let is_followed = match &self.window {
+            Some(window) => now < window.begin + TAKE_OVER,
+            // Two clocks may differ by some ms at the end of a window.
+            None => self.ending.is_none() && self.not_before < now + SOON,
+        };
+        let current = self.window.as_ref().map(|window| window.spooled.directory.clone());
+        let of_current = |recorder: &Recorder| Some(&recorder.plan.window) == current.as_ref();
+        let ready: HashSet<String> = self
+            .recorders
+            .iter()
+            .filter(|recorder| of_current(recorder) && recorder.plan.takes_over && recorder.awaits())
+            .map(|recorder| recorder.plan.vm.id.clone())
+            .collect();
+        for recorder in self.recorders.iter_mut().filter(|recorder| !of_current(recorder)) {
+            if !is_followed || ready.contains(&recorder.plan.vm.id) {
+                recorder.stop();
             }
         }
-        self.recorders = running;
+    }
+
+    /// Takes note of recorders that have ended.
+    fn reap(&mut self) {
+        let mut ends = Vec::new();
+        self.recorders.retain_mut(|recorder| match recorder.ended() {
+            Ok(None) => true,
+            Ok(Some(ended)) => {
+                ends.push((recorder.plan.clone(), ended));
+                false
+            }
+            Err(error) => {
+                eprintln!("vprof: cannot wait for a recorder: {}", text::message::Reason(&error));
+                false
+            }
+        });
+        for (plan, ended) in ends {
+            self.ended(&plan, &ended);
+        }
     }
 
     fn ended(&mut self, plan: &RecorderPlan, ended: &EndedRecorder) {
@@ -353,6 +386,13 @@ impl<'a> Agent<'a> {
         if ended.status.success() || ended.stopped {
             return;
         }
+        // It cannot take over, as where vCPUs are stopped for samples: it starts again after the one before.
+        let mut before = self.recorders_before(plan).peekable();
+        if plan.takes_over && before.peek().is_some() {
+            before.for_each(Recorder::stop);
+            return;
+        }
+        drop(before);
         self.counters.recorders_failed += 1;
         self.failed.insert(plan.vm.id.clone(), Instant::now() + AGAIN);
         let reason = if ended.words.is_empty() { ended.status.to_string() } else { ended.words.clone() };
@@ -365,16 +405,39 @@ impl<'a> Agent<'a> {
         }
     }
 
+    /// Returns the recorders of the same machine in earlier windows.
+    fn recorders_before(&mut self, plan: &RecorderPlan) -> impl Iterator<Item = &mut Recorder> {
+        let earlier = move |recorder: &&mut Recorder| {
+            recorder.plan.vm.id == plan.vm.id && recorder.plan.window != plan.window
+        };
+        self.recorders.iter_mut().filter(earlier)
+    }
+
+    /// Returns the recorders of a machine.
+    fn recorders_of<'r>(&'r self, vm: &'r str) -> impl Iterator<Item = &'r Recorder> {
+        self.recorders.iter().filter(move |recorder| recorder.plan.vm.id == vm)
+    }
+
     /// Starts recorders of machines that have none.
     fn start_recorders(&mut self, now: Instant) -> Result<(), Error> {
         let Some(OpenWindow { spooled, deadline, .. }) = &self.window else { return Ok(()) };
         let rest = deadline.saturating_duration_since(now);
-        let is_recorded = |vm: &str| self.recorders.iter().any(|recorder| recorder.plan.vm.id == vm);
+        // One that was asked to end has to end first.
+        let is_taken =
+            |recorder: &Recorder| recorder.plan.window == spooled.directory || recorder.is_stopped();
         let waits = |vm: &str| self.failed.get(vm).is_some_and(|again| now < *again);
-        let free = |machine: &&KnownMachine| !is_recorded(&machine.vm.id) && !waits(&machine.vm.id);
+        let free = |machine: &&KnownMachine| {
+            !self.recorders_of(&machine.vm.id).any(is_taken) && !waits(&machine.vm.id)
+        };
+        // Both recorders of a machine take memory.
+        let taking_over = self.recorders.iter().filter(|recorder| {
+            recorder.plan.window == spooled.directory
+                && self.recorders_of(&recorder.plan.vm.id).any(|other| other.plan.window != spooled.directory)
+        });
+        let starts = STARTS.saturating_sub(taking_over.count());
         let share = self.args.spool_limit / (2 * (self.machines.len() as u64 + 1));
         let mut started = Vec::new();
-        for machine in self.machines.iter().filter(free).take(STARTS) {
+        for machine in self.machines.iter().filter(free).take(starts) {
             let profile = spooled.new_profile(&machine.vm);
             spooled.write_vm(&profile, &machine.vm)?;
             let plan = RecorderPlan {
@@ -386,6 +449,7 @@ impl<'a> Agent<'a> {
                 rest,
                 max_size: share.max(LEAST_SIZE),
                 engine: self.args.engine,
+                takes_over: self.recorders_of(&machine.vm.id).next().is_some(),
             };
             let recorder = Recorder::start(plan);
             started.push(recorder.map_err(|source| Error::System { action: "start vprof attach", source })?);
@@ -462,8 +526,7 @@ impl<'a> Agent<'a> {
     fn measure(&mut self, now: Instant) {
         let cpu_ns = recorder::cpu_ns(std::process::id());
         let (began, before_ns) = std::mem::replace(&mut self.costs.begin, (now, cpu_ns));
-        let cpus = std::thread::available_parallelism().map_or(1, usize::from);
-        let elapsed_ns = now.duration_since(began).as_nanos() as f64 * cpus as f64;
+        let elapsed_ns = now.duration_since(began).as_nanos() as f64 * host_cpus() as f64;
         let share = cpu_ns.saturating_sub(before_ns) as f64 / elapsed_ns.max(1.0);
         self.counters.cpu_share = share;
         // Attaching to all machines costs more than recording them, and does not depend on the rate.
@@ -502,7 +565,9 @@ impl<'a> Agent<'a> {
 
     fn publish(&mut self) {
         self.counters.vms = self.machines.len() as u64;
-        self.counters.recorded = self.recorders.len() as u64;
+        let recorded: HashSet<&str> =
+            self.recorders.iter().map(|recorder| recorder.plan.vm.id.as_str()).collect();
+        self.counters.recorded = recorded.len() as u64;
         self.counters.cpu_ns = self.costs.begin.1;
         self.counters.rate_hz = self.args.rate * self.costs.host.get();
         *self.shared.lock().unwrap_or_else(PoisonError::into_inner) = self.counters;
@@ -515,6 +580,11 @@ impl Costs {
         let guest = self.guests.get(vm).map_or(1.0, RateFactor::get);
         (requested * self.host.get().min(guest)).max(LEAST_HZ)
     }
+}
+
+/// Returns the number of CPUs of this host.
+fn host_cpus() -> usize {
+    std::thread::available_parallelism().map_or(1, usize::from)
 }
 
 /// Formats a small part.

@@ -10,6 +10,7 @@ use std::time::Duration;
 
 use attach::StatFields;
 use export::lake::LakeVm;
+use host::attached::AWAITS;
 use host::control::client::Client;
 use host::control::place;
 use host::protocol::Request;
@@ -49,6 +50,8 @@ pub struct RecorderPlan {
     pub max_size: u64,
     /// Way of sampling.
     pub engine: Engine,
+    /// The recorder of the window before still records the machine, and ends when this one is ready.
+    pub takes_over: bool,
 }
 
 /// A recorder that runs.
@@ -88,6 +91,9 @@ impl Recorder {
         command.args([MEMORY_INTERVAL, "--task-rate", TASK_RATE]);
         command.args(["--rate", &plan.rate_hz.to_string(), "--duration", &format!("{seconds:.3}s")]);
         command.args(["--max-size", &format!("{}K", plan.max_size >> 10), "--engine", plan.engine.name()]);
+        if plan.takes_over {
+            command.arg("--takes-over");
+        }
         command.arg("--output").arg(&plan.profile);
         // Defaults of `vprof attach` in a configuration are not for the agent's windows.
         command.env("VPROF_CONFIG", "").env_remove("DEBUGINFOD_URLS");
@@ -101,6 +107,17 @@ impl Recorder {
         }
         let child = command.spawn()?;
         Ok(Self { rate_hz: plan.rate_hz, plan, child, stopped: false })
+    }
+
+    /// Returns true if it waits for the end of the recorder before it.
+    pub fn awaits(&self) -> bool {
+        let about = self.client().and_then(|mut client| client.about().ok());
+        about.and_then(|about| about.preparing).is_some_and(|step| step == AWAITS)
+    }
+
+    /// Returns true once it was asked to end.
+    pub fn is_stopped(&self) -> bool {
+        self.stopped
     }
 
     /// Has the recorder end its recording: once, since the second request would abort it.

@@ -3,7 +3,7 @@
 use std::path::PathBuf;
 use std::str::FromStr;
 
-use attach::{EngineChoice, TargetChoice, VcpuRoom};
+use attach::{EngineChoice, TargetChoice};
 use clap::{Args, ValueEnum};
 use clap_complete::engine::ArgValueCompleter;
 use host::attached::{AttachTarget, ChosenVm};
@@ -164,8 +164,8 @@ pub struct VmArgs {
 }
 
 impl VmArgs {
-    /// Returns the machine. `host_stacks`: also take stacks of its threads in the host.
-    pub fn target(&self, host_stacks: bool, room: VcpuRoom) -> AttachTarget {
+    /// Returns the machine. Its number and the engine of `choice` are those of these arguments.
+    pub fn target(&self, choice: TargetChoice) -> AttachTarget {
         if let Some(address) = &self.gdb {
             return AttachTarget::Stub(address.clone());
         }
@@ -174,8 +174,7 @@ impl VmArgs {
             (_, Some(name)) | (Some(VmChoice::Name(name)), None) => ChosenVm::Name(name.clone()),
             (None, None) => ChosenVm::Only,
         };
-        let engine = EngineChoice::from(self.engine);
-        let target = TargetChoice { vm: self.vm_number, host_stacks, room, ..engine.into() };
+        let target = TargetChoice { vm: self.vm_number, engine: self.engine.into(), ..choice };
         AttachTarget::Process(vm, target)
     }
 }
@@ -197,6 +196,10 @@ pub struct AttachArgs {
     /// plugged in. For `vprof agent`, which attaches again.
     #[arg(long, hide = true)]
     pub present_vcpus: bool,
+
+    /// Begin when the recording of the same machine by another vprof ends, without a gap. For `vprof agent`.
+    #[arg(long, hide = true)]
+    pub takes_over: bool,
 
     /// Report a stall of the guest within seconds, with the stacks of all vCPUs and blocked tasks: all
     /// conditions, or a list like `irqs-off,blocked-task:60s`, each with the time after which it counts;

@@ -8,7 +8,7 @@ use std::fs::File;
 use std::io;
 use std::path::Path;
 
-use attach::{VcpuRoom, keep_guard};
+use attach::{TargetChoice, VcpuRoom, keep_guard};
 use host::attached::{self, AttachHalf, AttachPurpose, AttachSpec, AttachedVm, ProfileSpec, StartedHalf};
 use host::link::Link;
 use host::protocol::Then;
@@ -46,7 +46,9 @@ pub fn command(args: &AttachArgs) -> Result<ExitCode, Error> {
     };
     let purpose = AttachPurpose::Profile(Box::new(profile_spec));
     let room = if args.present_vcpus { VcpuRoom::Present } else { VcpuRoom::Most };
-    let spec = AttachSpec { target: args.vm.target(args.host_stacks, room), purpose, policy: args.seccomp };
+    let (host_stacks, takes_over) = (args.host_stacks, args.takes_over);
+    let choice = TargetChoice { host_stacks, room, takes_over, ..TargetChoice::default() };
+    let spec = AttachSpec { target: args.vm.target(choice), purpose, policy: args.seccomp };
     let Some((half, vm)) = start(spec, disks, "attach")? else { return Ok(ExitCode::Usage) };
     if !args.recording.quiet {
         for sentence in &vm.sentences {

@@ -3,7 +3,7 @@
 mod json;
 mod render;
 
-use ::attach::VcpuRoom;
+use ::attach::{TargetChoice, VcpuRoom};
 use host::attached::{AttachPurpose, AttachSpec};
 
 use crate::args::MemArgs;
@@ -20,7 +20,7 @@ const MOST_ROWS: usize = 4096;
 pub fn command(args: &MemArgs) -> Result<ExitCode, Error> {
     let rows = if args.json || args.rows == 0 { MOST_ROWS } else { args.rows.min(MOST_ROWS) };
     let spec = AttachSpec {
-        target: args.vm.target(false, VcpuRoom::Present),
+        target: args.vm.target(TargetChoice { room: VcpuRoom::Present, ..TargetChoice::default() }),
         purpose: AttachPurpose::Memory { rows },
         policy: args.seccomp,
     };

@@ -70,12 +70,25 @@ fn files(directory: &Path, ending: &str) -> Vec<PathBuf> {
 fn table(directory: &Path, name: &str) -> Vec<BTreeMap<String, Field>> {
     let found = files(&directory.join("lake/v1").join(name), "");
     let [path] = found.as_slice() else { panic!("{name}: {found:?}") };
+    rows(path)
+}
+
+/// Returns the rows of a file.
+fn rows(path: &Path) -> Vec<BTreeMap<String, Field>> {
     let reader = SerializedFileReader::new(File::open(path).unwrap()).unwrap();
     let rows = reader.get_row_iter(None).unwrap().map(|row| {
         let row = row.unwrap();
         row.get_column_iter().map(|(name, field)| (name.clone(), field.clone())).collect()
     });
     rows.collect()
+}
+
+/// Returns the begin and the end of a recording, µs since 1970.
+fn span(vm: &BTreeMap<String, Field>) -> (i64, i64) {
+    match (&vm["begin"], &vm["covered_ns"]) {
+        (Field::TimestampMicros(begin), Field::Long(ns)) => (*begin, begin + ns / 1_000),
+        other => panic!("{other:?}"),
+    }
 }
 
 fn sum(rows: &[BTreeMap<String, Field>], column: &str) -> i64 {
@@ -175,6 +188,28 @@ fn a_killed_agent_stops_no_thread_and_the_next_one_writes_its_window() {
     assert!(!profile.exists() && files(&own.join("spool"), ".vprof").is_empty());
     let found = files(&own.join("lake/v1/samples"), ".parquet");
     assert!(found.len() >= 2, "{found:?}");
+}
+
+#[test]
+fn the_next_window_begins_where_the_last_one_ends() {
+    run_as_vmm();
+    let name = name_of("follows");
+    let test = "agent::the_next_window_begins_where_the_last_one_ends";
+    let Some(_vm) = TestVm::start_named(test, "spin", &name) else { return };
+    let directory = tempfile::tempdir().unwrap();
+    let own = directory.path();
+    let agent = TestAgent(agent(own, &name, &["--window", "10s", "--engine", "bpf"]).spawn().unwrap());
+    let written = || files(&own.join("lake/v1/vms"), ".parquet");
+    eventually("four windows", 2 * BEGIN, || (written().len() >= 4).then_some(()));
+    agent.signal(Signal::SIGTERM);
+    let (_, messages) = agent.end();
+    let mut spans: Vec<_> = written().iter().flat_map(|path| rows(path)).map(|vm| span(&vm)).collect();
+    spans.sort_unstable();
+    let gaps: Vec<_> = spans.iter().zip(&spans[1..]).map(|((_, end), (begin, _))| begin - end).collect();
+    // Other tests use the CPUs. A recorder that starts after the end of the one before takes far longer. A
+    // recording has the time in which its last rows are written.
+    let least_us = gaps.iter().min().unwrap();
+    assert!((-2_000_000..50_000).contains(least_us), "{gaps:?} µs, {messages}");
 }
 
 #[test]

@@ -24,8 +24,8 @@ use wall::{AttachedWall, Reach};
 
 use super::memory::{self, MemoryUseError};
 use super::{
-    AttachJob, AttachPurpose, AttachTarget, AttachedMemoryUse, AttachedVm, ChosenVm, FoundVm, LoweredRate,
-    MemoryAnswer, ProfileSpec,
+    AWAITS, AttachJob, AttachPurpose, AttachTarget, AttachedMemoryUse, AttachedVm, ChosenVm, FoundVm,
+    LoweredRate, MemoryAnswer, ProfileSpec,
 };
 use crate::connection::{
     ChildError, Connection, ConnectionSink, forward, inherited, leave_signals_to_parent, obey,
@@ -47,6 +47,8 @@ const NOT_HAD_BY_STUB: &str = "a GDB stub stops all vCPUs together and reports n
 
 /// Time limit of the search for the guest's memory before the first sample.
 const PROOF_LIMIT: Duration = Duration::from_secs(3);
+/// Interval of attempts to take a machine over.
+const TAKE_OVER: Duration = Duration::from_millis(2);
 /// Signals by which a terminal stops this process, which must hold no vCPU then.
 const STOPS: [libc::c_int; 3] = [libc::SIGTSTP, libc::SIGTTIN, libc::SIGTTOU];
 
@@ -292,6 +294,24 @@ impl Machine {
         }
     }
 
+    /// Waits until no other vprof profiles the machine. Returns at once when this one is to `stop`, and its
+    /// start is refused then.
+    fn take_over(
+        &mut self,
+        connection: &Connection,
+        stop: &tokio::sync::watch::Receiver<bool>,
+    ) -> Result<(), ChildError> {
+        let Self::Process(target) = self else { return Ok(()) };
+        if target.reserve()? {
+            return Ok(());
+        }
+        connection.send(&FromHost::Preparing(AWAITS.to_owned()))?;
+        while !*stop.borrow() && !target.reserve()? {
+            std::thread::sleep(TAKE_OVER);
+        }
+        Ok(())
+    }
+
     /// Reads the guest's memory by holder, with at most `rows` of each kind.
     fn memory_use(&self, rows: usize, smaps: Option<&File>) -> Result<AttachedMemoryUse, MemoryUseError> {
         match self {
@@ -355,6 +375,7 @@ fn profile(
         obey(reader, &stop, &input, &control, &read);
     })?;
     machine.prove();
+    machine.take_over(connection, &own_side.stop)?;
     let wanted = spec.recording.rate_hz;
     let lowered = LoweredRate::new(wanted, machine.rate_limit());
     if let Some(lowered) = lowered {

@@ -37,6 +37,10 @@ use crate::spec::DiskSpec;
 /// `AttachJob`.
 pub const COMMAND: &str = "attach-half";
 
+/// Step of an attachment that is ready to [take over](attach::TargetChoice::takes_over), as
+/// [`About::preparing`](crate::protocol::About::preparing) has it.
+pub const AWAITS: &str = "waiting for the end of the recording before";
+
 /// Everything about an attachment but its open files.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 pub struct AttachSpec {

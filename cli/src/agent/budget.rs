@@ -7,6 +7,16 @@ const ROOM: f64 = 0.5;
 /// Factor by which it rises at once.
 const RISE: f64 = 1.5;
 
+/// Part of all CPUs of a host that is the budget by default.
+const DEFAULT: f64 = 0.001;
+/// The least of it, CPUs: what does not depend on the rate takes most of less.
+const LEAST_CPUS: f64 = 0.01;
+
+/// Returns the budget of a host with that many CPUs by default, a part of all of them.
+pub fn default_budget(cpus: usize) -> f64 {
+    DEFAULT.max(LEAST_CPUS / cpus.max(1) as f64)
+}
+
 /// Part of the requested rate that a budget allows.
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub struct RateFactor {
@@ -47,6 +57,12 @@ impl RateFactor {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn a_small_host_has_a_larger_part_by_default() {
+        let percent = |cpus| (default_budget(cpus) * 1e5).round() / 1e3;
+        assert_eq!([0, 1, 2, 10, 256].map(percent), [1.0, 1.0, 0.5, 0.1, 0.1]);
+    }
 
     #[test]
     fn a_rate_falls_to_its_budget_and_rises_again() {

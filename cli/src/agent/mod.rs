@@ -33,7 +33,7 @@ use tokio::signal::unix::{SignalKind, signal};
 
 use crate::args::{AgentArgs, AgentWindowArgs, hostname};
 use crate::errors::{Error, ExitCode};
-use budget::RateFactor;
+use budget::{RateFactor, default_budget};
 use convert::WindowProcess;
 use identity::KnownMachine;
 use metrics::{AgentCounters, SharedCounters};
@@ -143,6 +143,8 @@ struct Agent<'a> {
 struct Costs {
     /// When and with how much CPU time the present measurement began.
     begin: (Instant, u64),
+    /// CPU time that the agent may take, a part of all CPUs.
+    budget: f64,
     host: RateFactor,
     /// By identity of the machine.
     guests: HashMap<String, RateFactor>,
@@ -162,9 +164,11 @@ impl<'a> Agent<'a> {
         let mut group = args.label.clone();
         group.sort_unstable();
         let now = Instant::now();
+        let budget = args.budget.unwrap_or_else(|| default_budget(host_cpus()));
         let costs = Costs {
             begin: (now, recorder::cpu_ns(std::process::id())),
-            host: RateFactor::new(args.budget),
+            budget,
+            host: RateFactor::new(budget),
             guests: HashMap::new(),
         };
         let mut agent = Self {
@@ -537,7 +541,7 @@ impl<'a> Agent<'a> {
             eprintln!(
                 "vprof: own CPU time is {} of the host's (--budget {}): the rate is {rate}{least}",
                 percent(share),
-                percent(self.args.budget)
+                percent(self.costs.budget)
             );
         }
         self.costs.guests.retain(|id, _| self.machines.iter().any(|machine| machine.vm.id == *id));

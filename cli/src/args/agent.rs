@@ -71,9 +71,10 @@ pub struct AgentArgs {
     #[arg(long, default_value = "2G", value_name = "SIZE", value_parser = parse_size)]
     pub spool_limit: u64,
 
-    /// CPU time of the agent as a part of all CPUs of the host, above which the rate falls, down to a tenth
-    #[arg(long, default_value = "0.1%", value_name = "PERCENT", value_parser = parse_share)]
-    pub budget: f64,
+    /// CPU time of the agent as a part of all CPUs of the host, above which the rate falls, down to a tenth;
+    /// by default 0.1%, and at least 1 % of one CPU
+    #[arg(long, value_name = "PERCENT", value_parser = parse_share)]
+    pub budget: Option<f64>,
 
     /// Time for which a machine's vCPUs are stopped for samples, above which its rate falls, down to a tenth
     #[arg(long, default_value = "0.1%", value_name = "PERCENT", value_parser = parse_share)]

@@ -8,6 +8,7 @@
 use std::ffi::OsStr;
 use std::fs;
 use std::io::{BufRead, BufReader};
+use std::os::unix::process::CommandExt;
 use std::path::Path;
 use std::process::{Child, Command, Stdio};
 use std::sync::Arc;
@@ -199,12 +200,26 @@ impl CountingGuest {
         Self::start_as(&[OsStr::new("counting"), ram.as_os_str(), rate_hz.to_string().as_ref()])
     }
 
+    /// Starts a guest as [`Self::start`] does, unsampled, in a process with the name of a VMM whose command
+    /// line has `--name`.
+    ///
+    /// # Errors
+    /// The process does not start.
+    pub fn start_named(ram: &Path, name: &str) -> anyhow::Result<Self> {
+        let mut command = Command::new(std::env::current_exe()?);
+        command.arg0(format!("--name={name}"));
+        Self::start_by(command, &[OsStr::new("counting"), ram.as_os_str(), OsStr::new("0")])
+    }
+
     /// Starts a guest in a process with these arguments.
     ///
     /// # Errors
     /// The process does not start.
     pub fn start_as(arguments: &[&OsStr]) -> anyhow::Result<Self> {
-        let mut command = Command::new(std::env::current_exe()?);
+        Self::start_by(Command::new(std::env::current_exe()?), arguments)
+    }
+
+    fn start_by(mut command: Command, arguments: &[&OsStr]) -> anyhow::Result<Self> {
         let mut guest = Self(command.args(arguments).stdout(Stdio::piped()).spawn()?);
         let output = guest.0.stdout.take().context("no output")?;
         let mut line = String::new();

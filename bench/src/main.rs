@@ -6,6 +6,7 @@ use std::path::{Path, PathBuf};
 
 use anyhow::{Context, bail};
 
+mod agent;
 mod attached;
 mod attached_wall;
 mod child;
@@ -45,7 +46,8 @@ fn main() -> anyhow::Result<()> {
             _ => bail!(
                 "usage: bench, or bench summary|functions|folded|page PROFILE, or bench merge DIRECTORY, \
                  or bench names FILE, or bench wall on|off, or bench attached-wall on/PID|off/PID, \
-                 or bench attach, or bench managed, or bench crowd VCPUS, or bench fleet LAKE HOURS PROFILE..."
+                 or bench attach, or bench managed, or bench agent, or bench crowd VCPUS, \
+                 or bench fleet LAKE HOURS PROFILE..."
             ),
         };
     }
@@ -67,6 +69,13 @@ fn main() -> anyhow::Result<()> {
         println!("{}", table::HEADER);
         print(&[managed()?]);
         return Ok(());
+    }
+    if arguments == ["agent"] {
+        let directory = tempfile::tempdir()?;
+        let empty = directory.path().join("empty");
+        std::fs::write(&empty, [])?;
+        println!("{}\n\n{}", machine::description(), table::HEADER);
+        return agent::measure(&empty, print);
     }
     if arguments == ["attach"] {
         let directory = tempfile::tempdir()?;

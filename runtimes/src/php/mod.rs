@@ -1,4 +1,4 @@
-//! PHP 8.1 to 8.5 without thread safety, with or without its just-in-time compiler.
+//! PHP 8.2, 8.4 and 8.5 without thread safety, with or without its just-in-time compiler.
 //!
 //! ```text
 //! executor_globals ─ current_execute_data ─▶ zend_execute_data ─ prev_execute_data ─▶ ...

@@ -24,9 +24,11 @@ use crate::{Progress, disk};
 const PACKAGES: &str = "linux-image-cloud-amd64,systemd-sysv,dbus,udev,iproute2,procps,gdb,\
     nginx,redis-server,redis-tools,postgresql,nodejs,perl,python3,python3-numpy,golang-go";
 /// Packages of Debian 12 alone.
-const BOOKWORM: &str = "openjdk-17-jdk-headless,ruby3.1,php8.2-cli,php8.2-opcache,wrk";
+const BOOKWORM: &str = "openjdk-17-jdk-headless,ruby3.1,php8.2-cli,php8.2-opcache,\
+    gunicorn,python3-flask,node-express,wrk";
 /// Packages of Debian 13 alone.
-const TRIXIE: &str = "openjdk-21-jdk-headless,ruby3.3,php8.4-cli,php8.4-opcache,podman,crun";
+const TRIXIE: &str =
+    "openjdk-21-jdk-headless,openjdk-25-jre-headless,ruby3.3,php8.4-cli,php8.4-opcache,podman,crun";
 
 /// UUID of the file system.
 const ROOT_UUID: &str = "6f1d2c3e-5a4b-4c8d-9e7f-767072660006";
@@ -49,6 +51,10 @@ const PROGRAMS: &[(&str, &str)] = &[
     ("phases.pl", include_str!("../corpus/phases.pl")),
     ("phases.go", include_str!("../corpus/phases.go")),
     ("phases.sh", include_str!("../corpus/phases.sh")),
+    ("service.py", include_str!("../corpus/service.py")),
+    ("Service.java", include_str!("../corpus/Service.java")),
+    ("service.js", include_str!("../corpus/service.js")),
+    ("services.sh", include_str!("../corpus/services.sh")),
     ("servers.sh", include_str!("../corpus/servers.sh")),
 ];
 

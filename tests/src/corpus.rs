@@ -4,18 +4,27 @@
 //! standard output
 //!
 //! ```text
-//! phase NAME SECONDS            CPU time of a function, by the thread's or process's own CPU clock
+//! phase NAME SECONDS            CPU time of a function in a process, by its own or its thread's clock
 //! total SECONDS                 of the process
 //! process COMM PID SECONDS      of a process of a server, by its schedstat
 //! unit NAME SECONDS             of a control group, by systemd
 //! ```
 
 use std::collections::BTreeMap;
+use std::path::PathBuf;
 
-use crate::{Guest, Run, images, kernel_of};
+use crate::{Guest, NamedRow, Run, images, kernel_of};
 
 /// The workload that starts servers by systemd.
 const SERVERS: &str = "/servers.sh";
+/// The workload that starts services in managed languages.
+const SERVICES: &str = "/services.sh";
+/// Rates of samples, Hz. A sample costs an emulated guest much, and services have to start within the guest's
+/// limit of time.
+const RATE: &str = "500";
+const RATE_OF_SERVICES: &str = "97";
+/// Least part of the samples in functions of managed languages that have a name.
+const FUNCTIONS_NAMED: f64 = 0.95;
 /// Memory that vprof may take beyond the guest's, bytes (docs/performance.md).
 const MEMORY: f64 = 64e6;
 /// Maximum deviation of a share by chance, standard errors.
@@ -44,6 +53,10 @@ pub struct CorpusProgram {
 }
 
 const RUN_PHASES: &[(&str, &str)] = &[("fib", "runfib"), ("sieve", "runsieve"), ("text", "runtext")];
+
+/// Handlers of the services.
+const HANDLERS: &[(&str, &str)] =
+    &[("cart", "handlecart"), ("search", "handlesearch"), ("report", "handlereport")];
 
 /// All programs, in the order of the table. The bounds are below the measured values, so that another
 /// compiler or kernel passes too.
@@ -116,7 +129,8 @@ pub const CORPUS_PROGRAMS: &[CorpusProgram] = &[
         name: "java_21",
         runtime: "OpenJDK 21 `-XX:+DumpPerfMapAtExit`",
         release: "trixie",
-        command: "java -XX:+UnlockDiagnosticVMOptions -XX:+DumpPerfMapAtExit -cp /opt/corpus Phases 15",
+        command: "/usr/lib/jvm/java-21-openjdk-amd64/bin/java -XX:+UnlockDiagnosticVMOptions -XX:+DumpPerfMapAtExit \
+                  -cp /opt/corpus Phases 15",
         process: "java",
         phases: &[],
         named: 0.2,
@@ -244,6 +258,36 @@ pub const CORPUS_PROGRAMS: &[CorpusProgram] = &[
         named: 0.3,
         complete: 0.95,
     },
+    CorpusProgram {
+        name: "flask",
+        runtime: "Flask 2.2 by gunicorn 20.1, wrk",
+        release: "bookworm",
+        command: "/opt/corpus/services.sh flask 60",
+        process: "gunicorn",
+        phases: HANDLERS,
+        named: 0.7,
+        complete: 0.98,
+    },
+    CorpusProgram {
+        name: "java_http",
+        runtime: "`com.sun.net.httpserver` of OpenJDK 17, wrk",
+        release: "bookworm",
+        command: "/opt/corpus/services.sh java 60",
+        process: "java",
+        phases: HANDLERS,
+        named: 0.8,
+        complete: 0.98,
+    },
+    CorpusProgram {
+        name: "express",
+        runtime: "Express 4.18 of Node.js 18, wrk",
+        release: "bookworm",
+        command: "/opt/corpus/services.sh express 60",
+        process: "node",
+        phases: HANDLERS,
+        named: 0.8,
+        complete: 0.98,
+    },
 ];
 
 /// A value by vprof next to the program's own.
@@ -273,6 +317,8 @@ pub struct ProfileFigures {
     pub samples: i64,
     /// Part of them whose function has a name.
     pub named: f64,
+    /// Part of the samples in functions of managed languages that have a name; `None` without such samples.
+    pub functions_named: Option<f64>,
     /// Part of its user stacks that lead to their end.
     pub complete: f64,
     /// Shares of the phases in the samples of the process.
@@ -285,6 +331,11 @@ pub struct ProfileFigures {
     pub memory: f64,
     /// True if the host was emulated.
     pub emulated: bool,
+}
+
+/// Returns the path of the image of a release of Debian.
+pub fn corpus_image(release: &str) -> PathBuf {
+    images().join(format!("corpus-{release}.img"))
 }
 
 /// Runs a guest with init and kernel of the demo image, which start in seconds.
@@ -307,8 +358,9 @@ impl CorpusProgram {
     /// Runs the guest: a server under systemd with the image's own kernel, any other program under the init
     /// and the kernel of the demo image, which start in seconds.
     pub fn run(&self) -> Run {
-        let guest = Guest::distribution(images().join(format!("corpus-{}.img", self.release)))
-            .options(["-m", "1G", "--rate", "500"])
+        let rate = if self.command.contains(SERVICES) { RATE_OF_SERVICES } else { RATE };
+        let guest = Guest::distribution(corpus_image(self.release))
+            .options(["-m", "1G", "--rate", rate])
             .command(["sh", "-c", &format!("exec {}", self.command)]);
         if self.command.contains(SERVERS) {
             return guest.run().succeeded();
@@ -325,6 +377,7 @@ impl CorpusProgram {
         ProfileFigures {
             samples,
             named: 1.0 - code["unnamed_share"].as_f64().expect("a share"),
+            functions_named: functions_named(&user.rows()),
             complete: 1.0 - walks.lost() as f64 / walks.walks.max(1) as f64,
             phases: self.phases(run, &printed),
             times: self.times(run, &printed),
@@ -413,6 +466,9 @@ impl CorpusProgram {
                 faults.push(format!("{what}: {found:.3} is below {least}"));
             }
         }
+        if let Some(found) = measured.functions_named.filter(|found| *found < FUNCTIONS_NAMED) {
+            faults.push(format!("functions of the language: {found:.3} named is below {FUNCTIONS_NAMED}"));
+        }
         if measured.memory > MEMORY {
             faults.push(format!("vprof took {:.1} MB beyond the guest's memory", measured.memory / 1e6));
         }
@@ -421,6 +477,17 @@ impl CorpusProgram {
         faults.extend(apart.map(|compared| format!("{compared:?}")));
         faults
     }
+}
+
+/// Returns the part of the samples in functions of managed languages, by the rows of functions, that have a
+/// name: others are `[python]` or similar.
+fn functions_named(rows: &[NamedRow]) -> Option<f64> {
+    let samples = |is: &dyn Fn(&NamedRow) -> bool| -> i64 {
+        let managed = rows.iter().filter(|row| row.kind.as_deref() == Some("managed") && is(row));
+        managed.map(|row| row.self_samples).sum()
+    };
+    let (all, unnamed) = (samples(&|_| true), samples(&|row| row.name.starts_with('[')));
+    (all > 0).then(|| 1.0 - unnamed as f64 / all as f64)
 }
 
 /// Figures that a workload printed.
@@ -439,7 +506,9 @@ impl WorkloadOutput {
             let words: Vec<&str> = line.split_whitespace().collect();
             match words[..] {
                 ["phase", name, seconds] => {
-                    printed.phases.extend(seconds.parse().ok().map(|s| (name.to_owned(), s)));
+                    if let Ok(seconds) = seconds.parse::<f64>() {
+                        *printed.phases.entry(name.to_owned()).or_default() += seconds;
+                    }
                 }
                 ["total", seconds] => printed.total = seconds.parse().ok(),
                 ["process", comm, pid, seconds] => {
@@ -463,7 +532,7 @@ mod tests {
     #[test]
     fn what_a_workload_prints_is_read() {
         let printed = WorkloadOutput::parse(
-            "phase fib 1.5\nnoise\nphase text 0.5\ntotal 2.25\nprocess postgres 31 4.5\nunit a.service 5\n",
+            "phase fib 1.0\nnoise\nphase text 0.5\nphase fib 0.5\ntotal 2.25\nprocess postgres 31 4.5\nunit a.service 5\n",
         );
         assert_eq!(printed.phases["fib"], 1.5);
         assert_eq!((printed.phases.len(), printed.total), (2, Some(2.25)));
@@ -478,6 +547,7 @@ mod tests {
         let measured = |found, named| ProfileFigures {
             samples: 1_000,
             named,
+            functions_named: None,
             complete: 1.0,
             phases: vec![compared(found)],
             times: vec![compared(0.9)],
@@ -487,10 +557,27 @@ mod tests {
         assert_eq!(entry.faults(&measured(0.52, 1.0)), Vec::<String>::new());
         assert_eq!(entry.faults(&measured(0.54, 1.0)).len(), 1);
         assert_eq!(entry.faults(&measured(0.54, 0.1)).len(), 2);
+        let nameless = ProfileFigures { functions_named: Some(0.9), ..measured(0.52, 1.0) };
+        assert_eq!(entry.faults(&nameless), ["functions of the language: 0.900 named is below 0.95"]);
         let native = ProfileFigures { emulated: false, ..measured(0.52, 1.0) };
         assert_eq!(entry.faults(&native).len(), 1);
         let large = ProfileFigures { memory: MEMORY + 1.0, ..measured(0.52, 1.0) };
         assert_eq!(entry.faults(&large), ["vprof took 64.0 MB beyond the guest's memory"]);
+    }
+
+    #[test]
+    fn functions_without_a_name_are_those_in_brackets() {
+        let row = |name: &str, kind: &str, self_samples| NamedRow {
+            name: name.into(),
+            kind: Some(kind.into()),
+            module: None,
+            self_samples,
+            total_samples: self_samples,
+        };
+        let native = row("libc.so.6[0x1000]", "user", 50);
+        assert_eq!(functions_named(std::slice::from_ref(&native)), None);
+        let rows = [native, row("handle_cart", "managed", 30), row("[python]", "managed", 10)];
+        assert_eq!(functions_named(&rows), Some(0.75));
     }
 
     #[test]

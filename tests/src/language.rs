@@ -8,17 +8,20 @@
 use std::path::Path;
 use std::process::Command;
 
-use crate::corpus::run_with_demo_kernel;
-use crate::{Guest, NamedRow, Run, assert_share, images};
+use crate::corpus::{corpus_image, run_with_demo_kernel};
+use crate::{Guest, NamedRow, Run, assert_share};
 
 /// Image that has the runtime of a language.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum LanguageImage {
     /// The demo image.
     Demo,
-    /// The image of Debian 12's runtimes.
-    Corpus,
+    /// The image of the runtimes of this release of Debian.
+    Corpus(&'static str),
 }
+
+const BOOKWORM: LanguageImage = LanguageImage::Corpus("bookworm");
+const TRIXIE: LanguageImage = LanguageImage::Corpus("trixie");
 
 /// A program in a managed language.
 #[derive(Debug, Clone, Copy)]
@@ -43,14 +46,20 @@ pub const PYTHON: LanguageProgram = LanguageProgram {
     image: LanguageImage::Demo,
 };
 
+/// CPython 3.13.
+pub const PYTHON_3_13: LanguageProgram = LanguageProgram { image: TRIXIE, ..PYTHON };
+
 /// CRuby 3.1.
 pub const RUBY: LanguageProgram = LanguageProgram {
     process: "ruby",
     command: "ruby /tmp/phases.rb",
     prefix: "",
     file: "phases.rb",
-    image: LanguageImage::Corpus,
+    image: BOOKWORM,
 };
+
+/// CRuby 3.3.
+pub const RUBY_3_3: LanguageProgram = LanguageProgram { image: TRIXIE, ..RUBY };
 
 /// PHP 8.2.
 pub const PHP: LanguageProgram = LanguageProgram {
@@ -58,8 +67,11 @@ pub const PHP: LanguageProgram = LanguageProgram {
     command: "php /tmp/phases.php",
     prefix: "",
     file: "phases.php",
-    image: LanguageImage::Corpus,
+    image: BOOKWORM,
 };
+
+/// PHP 8.4.
+pub const PHP_8_4: LanguageProgram = LanguageProgram { image: TRIXIE, ..PHP };
 
 /// Node.js 18. Its clock is the process's, so no other thread compiles or collects.
 pub const NODE: LanguageProgram = LanguageProgram {
@@ -67,8 +79,11 @@ pub const NODE: LanguageProgram = LanguageProgram {
     command: "node --single-threaded /tmp/phases.js",
     prefix: "",
     file: "phases.js",
-    image: LanguageImage::Corpus,
+    image: BOOKWORM,
 };
+
+/// Node.js 20.
+pub const NODE_20: LanguageProgram = LanguageProgram { image: TRIXIE, ..NODE };
 
 /// OpenJDK 17.
 pub const JAVA: LanguageProgram = LanguageProgram {
@@ -76,8 +91,19 @@ pub const JAVA: LanguageProgram = LanguageProgram {
     command: "java -cp /tmp Phases",
     prefix: "Phases.",
     file: "Phases.java",
-    image: LanguageImage::Corpus,
+    image: BOOKWORM,
 };
+
+/// OpenJDK 21.
+pub const JAVA_21: LanguageProgram = LanguageProgram {
+    command: "/usr/lib/jvm/java-21-openjdk-amd64/bin/java -cp /tmp Phases",
+    image: TRIXIE,
+    ..JAVA
+};
+
+/// OpenJDK 25.
+pub const JAVA_25: LanguageProgram =
+    LanguageProgram { command: "/usr/lib/jvm/java-25-openjdk-amd64/bin/java -cp /tmp Phases", ..JAVA_21 };
 
 impl LanguageProgram {
     /// Returns a shell script that writes the program's file and runs it for about so many seconds of CPU
@@ -93,12 +119,12 @@ impl LanguageProgram {
         let script = self.script(seconds)?;
         let guest = match self.image {
             LanguageImage::Demo => Guest::demo(),
-            LanguageImage::Corpus => Guest::distribution(images().join("corpus-bookworm.img")),
+            LanguageImage::Corpus(release) => Guest::distribution(corpus_image(release)),
         };
         let guest = guest.options(["-m", "1G", "-F", "250"]).next_to_others().script(&script);
         Some(match self.image {
             LanguageImage::Demo => guest.run().succeeded(),
-            LanguageImage::Corpus => run_with_demo_kernel(guest),
+            LanguageImage::Corpus(_) => run_with_demo_kernel(guest),
         })
     }
 

@@ -3,7 +3,9 @@
 use std::sync::OnceLock;
 
 use vprof_tests::Run;
-use vprof_tests::language::{JAVA, LanguageProgram, NODE, PHP, PYTHON, RUBY};
+use vprof_tests::language::{
+    JAVA, JAVA_21, JAVA_25, LanguageProgram, NODE, NODE_20, PHP, PHP_8_4, PYTHON, PYTHON_3_13, RUBY, RUBY_3_3,
+};
 
 /// CPU time of a program, s.
 const SECONDS: u32 = 10;
@@ -82,6 +84,28 @@ fn java_functions_have_the_shares_that_they_measure() {
     let [work, clock] =
         [samples(&|name| name == "Phases.work"), samples(&|name| name.ends_with(".getCurrentThreadCpuTime"))];
     assert!(work > 4 * clock, "{work} samples in `work`, {clock} in the method around the native one");
+}
+
+/// Makes a test of each program on another version of its runtime.
+macro_rules! other_versions {
+    ($($name:ident: $program:ident)*) => {
+        $(
+            #[test]
+            #[ignore = "a program on another version of its runtime: --all"]
+            fn $name() {
+                holds(&$program);
+            }
+        )*
+    };
+}
+
+other_versions! {
+    python_3_13_functions_have_the_shares_that_they_measure: PYTHON_3_13
+    ruby_3_3_functions_have_the_shares_that_they_measure: RUBY_3_3
+    php_8_4_functions_have_the_shares_that_they_measure: PHP_8_4
+    node_20_functions_have_the_shares_that_they_measure: NODE_20
+    java_21_functions_have_the_shares_that_they_measure: JAVA_21
+    java_25_functions_have_the_shares_that_they_measure: JAVA_25
 }
 
 #[test]

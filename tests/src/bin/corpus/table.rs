@@ -21,8 +21,11 @@ pub fn row(entry: &CorpusProgram, measured: &ProfileFigures, kernel: &str) -> St
         if texts.is_empty() { "not shown".to_owned() } else { texts.join("; ") }
     };
     let percent = |part: f64| format!("{:.1} %", 100.0 * part);
+    let functions = measured
+        .functions_named
+        .map_or(String::new(), |part| format!(", functions of the language {}", percent(part)));
     format!(
-        "| {} | {}, {kernel} | {} | {} | {} | {} | {} | `{}` |\n",
+        "| {} | {}, {kernel} | {} | {}{functions} | {} | {} | {} | `{}` |\n",
         entry.runtime,
         entry.release,
         measured.samples,
@@ -71,6 +74,7 @@ mod tests {
         let measured = ProfileFigures {
             samples: 4_000,
             named: 0.99,
+            functions_named: Some(1.0),
             complete: 1.0,
             phases: vec![compared(0.51), compared(0.6)],
             times: Vec::new(),
@@ -78,6 +82,7 @@ mod tests {
             emulated: true,
         };
         let text = row(CorpusProgram::named("go_19"), &measured, "6.1.0");
+        assert!(text.contains("| 99.0 %, functions of the language 100.0 % |"), "{text}");
         assert!(text.contains("fib 50.0 %, 51.0 %; fib 50.0 %, 60.0 % (too far) | not shown |"), "{text}");
     }
 }

@@ -12,7 +12,8 @@
 //! [`enter`] raises the wall around the calling thread and all that it starts. A thread of one kind gives up
 //! more with [`enter_thread`]. [`enter_reader`] raises the wall of a process that only reads,
 //! [`enter_attached`] that of a process which is attached to another VMM, or has started one. A VMM that is
-//! started has a [`ProgramWall`], without a filter. The kernel evaluates the filters at each system call.
+//! started has a [`ProgramWall`], without a filter, and so has the worker of an agent ([`enter_worker`]). The
+//! kernel evaluates the filters at each system call.
 
 mod files;
 mod filter;
@@ -25,7 +26,7 @@ pub use program::ProgramWall;
 pub use report::{REPORT_BYTES, RefusedCall};
 
 use std::os::fd::OwnedFd;
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 use std::sync::OnceLock;
 
 /// Possessions that the process keeps.
@@ -243,6 +244,25 @@ pub fn enter_reader(
         filter::apply_alone(ThreadKind::Reader, policy)?;
     }
     Ok(StandingWall { files, namespaces, syscalls })
+}
+
+/// Raises the wall around the calling thread and all that it starts: a process that makes files of
+/// recordings, or sends them. It has no capability, and opens no file but those below the paths of `readable`
+/// that exist, for reading, and those in `directories`. With `connects` it begins connections of TCP.
+///
+/// There is no filter of system calls: libraries of the network, of TLS and of databases make those that they
+/// need.
+///
+/// # Errors
+/// As of [`enter`].
+pub fn enter_worker(
+    readable: &[&Path],
+    directories: &[&Path],
+    connects: bool,
+) -> Result<StandingWall, WallError> {
+    give_up(0)?;
+    let files = files::restrict_to(readable, directories, connects)?;
+    Ok(StandingWall { files, namespaces: false, syscalls: false })
 }
 
 /// Gives up the system calls that a thread of this kind does not make. Does nothing in a process without a

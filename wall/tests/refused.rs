@@ -17,6 +17,8 @@ use wall::{
 const TRIAL: &str = "WALL_TRIAL";
 /// Environment variable with the directory that it keeps.
 const DIRECTORY: &str = "WALL_DIRECTORY";
+/// Environment variable with the address of a listener.
+const LISTENER: &str = "WALL_LISTENER";
 /// Exit status after the trial was done.
 const DONE: i32 = 40;
 /// Exit status after the kernel has denied it with an error.
@@ -228,11 +230,40 @@ fn try_attached(name: &str) {
     std::process::exit(if run().is_err() { DENIED } else { DONE });
 }
 
+/// Trials of an agent's worker, which keeps a directory and can read /usr; those with `true` may connect.
+fn worker_trials() -> Vec<(&'static str, bool, Attempt)> {
+    fn connect() -> std::io::Result<()> {
+        let listener = std::env::var(LISTENER).map_err(std::io::Error::other)?;
+        TcpStream::connect(listener).map(drop)
+    }
+    vec![
+        ("worker passwd", false, || File::open("/etc/passwd").map(drop)),
+        ("worker create", true, || File::create("/tmp/wall-was-climbed").map(drop)),
+        ("worker change", true, || File::options().append(true).open("/usr/bin/env").map(drop)),
+        ("worker listen", true, || TcpListener::bind("127.0.0.1:0").map(drop)),
+        ("worker connect", false, connect),
+        ("worker temporary", false, || tempfile::tempfile().map(drop)),
+        ("worker system", true, || File::open("/usr/bin/env").map(drop)),
+        ("worker sends", true, connect),
+    ]
+}
+
+/// Makes the attempt of this name inside the wall of a worker, if there is one.
+fn try_worker(name: &str) {
+    let Some((_, connects, run)) = worker_trials().into_iter().find(|(trial, ..)| *trial == name) else {
+        return;
+    };
+    let directory = PathBuf::from(std::env::var_os(DIRECTORY).expect("a directory"));
+    wall::enter_worker(&[std::path::Path::new("/usr")], &[&directory], connects).expect("a wall");
+    std::process::exit(if run().is_err() { DENIED } else { DONE });
+}
+
 /// The child's part: does nothing unless it was started for a trial.
 #[test]
 fn trial() {
     let Ok(name) = std::env::var(TRIAL) else { return };
     try_attached(&name);
+    try_worker(&name);
     let directory = PathBuf::from(std::env::var_os(DIRECTORY).expect("a directory"));
     let (_, kind, run) = trials().into_iter().find(|(trial, ..)| *trial == name).expect("a trial");
     let report = std::io::stdin().as_fd().try_clone_to_owned().expect("a descriptor");
@@ -286,6 +317,10 @@ fn outcome(name: &str) -> (Option<i32>, Option<RefusedCall>) {
     let (mut reader, writer) = std::io::pipe().expect("a pipe");
     let mut child = Command::new(std::env::current_exe().expect("this program"));
     child.args(["--exact", "trial", "--nocapture", "--test-threads=1"]).stdout(Stdio::null());
+    let listener =
+        TcpListener::bind("127.0.0.1:0").and_then(|listener| Ok((listener.local_addr()?, listener)));
+    let (address, _listener) = listener.expect("a port");
+    child.env(LISTENER, address.to_string());
     child.env(TRIAL, name).env(DIRECTORY, directory.path()).env("TMPDIR", directory.path()).stdin(writer);
     let status = child.status().expect("a child");
     // The command holds the writing end.
@@ -306,6 +341,24 @@ fn what_the_process_needs_it_may() {
         ["process own", "process temporary", "process thread", "vcpu own", "sampler own", "reader memory"]
     {
         assert_eq!(outcome(name), (Some(DONE), None), "{name}");
+    }
+}
+
+#[test]
+fn a_worker_has_its_files_and_sends_only_if_it_may() {
+    for name in ["worker temporary", "worker system", "worker sends"] {
+        assert_eq!(outcome(name), (Some(DONE), None), "{name}");
+    }
+    for name in ["worker passwd", "worker create", "worker change"] {
+        assert_eq!(outcome(name), (Some(DENIED), None), "{name}");
+    }
+    assert!(!std::path::Path::new("/tmp/wall-was-climbed").exists());
+    // Landlock knows TCP from Linux 6.7 on.
+    let release = std::fs::read_to_string("/proc/sys/kernel/osrelease").expect("a release");
+    let mut numbers = release.split('.').map_while(|number| number.parse::<u32>().ok());
+    let is_known = (numbers.next(), numbers.next()) >= (Some(6), Some(7));
+    for name in ["worker listen", "worker connect"] {
+        assert_eq!(outcome(name).0 == Some(DENIED), is_known, "{name}");
     }
 }
 

@@ -20,6 +20,8 @@ pub enum Format {
     Speedscope,
     /// The protocol buffer of pprof, compressed.
     Pprof,
+    /// Protocol buffer of OpenTelemetry profiles.
+    Otlp,
     /// Trace of Perfetto, a protocol buffer.
     Perfetto,
     /// Text as `perf script` writes it.
@@ -52,7 +54,7 @@ const fn known(
     FormatInfo { format, name, endings, binary }
 }
 
-const KNOWN: [FormatInfo; 12] = [
+const KNOWN: [FormatInfo; 13] = [
     known(Format::Folded, "folded", &[".folded", ".collapsed"], false),
     known(Format::Bootchart, "bootchart", &[".boot.svg"], false),
     known(Format::Flamegraph, "flamegraph", &[".svg"], false),
@@ -60,6 +62,7 @@ const KNOWN: [FormatInfo; 12] = [
     known(Format::Speedscope, "speedscope", &[".speedscope.json"], false),
     known(Format::Firefox, "firefox", &[".json"], false),
     known(Format::Pprof, "pprof", &[".pb.gz", ".pprof"], true),
+    known(Format::Otlp, "otlp", &[".otlp"], true),
     known(Format::Perfetto, "perfetto", &[".pftrace", ".perfetto-trace"], true),
     known(Format::PerfScript, "perf-script", &[".perf", ".txt"], false),
     known(Format::Csv, "csv", &[".csv"], false),

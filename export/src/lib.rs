@@ -23,6 +23,7 @@ mod html;
 pub mod lake;
 mod mapped;
 pub mod names;
+pub mod otlp;
 mod palette;
 mod parquet;
 mod perf_script;
@@ -186,6 +187,7 @@ pub fn write_recording(
         }
         Format::Speedscope => speedscope::write(recording, request, out),
         Format::Pprof => pprof::write(recording, request, out),
+        Format::Otlp => otlp::write(recording, request, out),
         Format::PerfScript => perf_script::write(recording, request, out),
         Format::Csv => csv::write(recording, request, out),
         Format::Parquet => parquet::write(recording, request, out),

@@ -33,6 +33,43 @@ impl Sum {
     }
 }
 
+/// Properties by which formats with labels distinguish samples.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord)]
+pub(crate) struct SampleKey {
+    pub stack: u32,
+    pub host_stack: Option<u32>,
+    pub owner: u32,
+    pub vcpu: u16,
+    /// Name of the mode.
+    pub mode: &'static str,
+    pub syscall: Option<u32>,
+    pub interrupt: Option<u32>,
+}
+
+impl SampleKey {
+    fn new(sample: &RecordedSample) -> Self {
+        let RecordedSample { stack, host_stack, owner, vcpu, syscall, interrupt, .. } = *sample;
+        Self { stack, host_stack, owner, vcpu, mode: sample.mode.name(), syscall, interrupt }
+    }
+
+    /// Returns the frames, the innermost first: those of the host are the callers of the guest's.
+    pub(crate) fn frames(self, recording: &Recording) -> impl Iterator<Item = u32> {
+        let host = self.host_stack.into_iter().flat_map(|stack| recording.frames_of(stack));
+        recording.frames_of(self.stack).chain(host)
+    }
+}
+
+/// Returns the sums of all samples, in the order of their keys.
+pub(crate) fn keyed(recording: &Recording) -> Vec<(SampleKey, Sum)> {
+    let mut sums: HashMap<SampleKey, Sum> = HashMap::new();
+    for sample in &recording.samples {
+        sums.entry(SampleKey::new(sample)).or_default().add(Sum { samples: 1, ns: sample.weight_ns });
+    }
+    let mut sums: Vec<(SampleKey, Sum)> = sums.into_iter().collect();
+    sums.sort_unstable_by_key(|(key, _)| *key);
+    sums
+}
+
 /// Samples of one stack below one root.
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub(crate) struct SummedStack {

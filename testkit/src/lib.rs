@@ -10,6 +10,7 @@ mod kernel;
 mod needs;
 mod plot;
 mod python;
+mod receiver;
 mod terminal;
 
 pub use cpio::{CpioEntry, cpio_archive};
@@ -18,4 +19,5 @@ pub use kernel::bz_image;
 pub use needs::{ALLOW_MISSING, FILES, InstalledSign, PROGRAMS, TestNeed, missing, python_module, tool};
 pub use plot::{LinePlot, PlotLine, PlotScale};
 pub use python::python_packages;
+pub use receiver::{HttpAnswer, HttpReceiver, HttpRequest};
 pub use terminal::Terminal;

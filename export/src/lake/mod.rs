@@ -139,6 +139,11 @@ impl LakeProfile {
         Ok(Self { recording, stat: Stat::read(profile)?, steal_ns: steal(profile)?, memory, tasks })
     }
 
+    /// Returns the samples that were lost while recording.
+    pub fn lost(&self) -> u64 {
+        self.stat.vcpus.iter().map(|vcpu| vcpu.lost).sum()
+    }
+
     /// Returns ticks per second and vCPU, as they were served.
     fn rate_hz(&self) -> f64 {
         let ticks: u64 = self.stat.vcpus.iter().map(|vcpu| vcpu.samples).sum();
@@ -216,8 +221,7 @@ impl<W: Write + Send> LakeWriter<W> {
             inclusion: window.inclusion,
             rate_hz: contents.rate_hz(),
         };
-        let lost = contents.stat.vcpus.iter().map(|vcpu| vcpu.lost).sum();
-        let totals = LakeTotals { lost, ..self.add_samples(&contents.recording, &common)? };
+        let totals = LakeTotals { lost: contents.lost(), ..self.add_samples(&contents.recording, &common)? };
         self.add_vcpus(contents, &common)?;
         for row in contents.tasks.rows(&common) {
             self.tasks.push(&row)?;

@@ -4,45 +4,25 @@
 //! has its ELF file's own addresses, so each file has a mapping that begins at 0.
 
 mod proto;
-mod tables;
+pub(crate) mod tables;
 #[cfg(test)]
 mod tests;
 #[cfg(test)]
 pub(crate) use tests::assert_sound;
 
-use std::collections::HashMap;
 use std::io::Write;
 
 use flate2::Compression;
 use flate2::write::GzEncoder;
-use profile::report::{RecordedSample, Recording};
+use profile::report::Recording;
 use prost::Message as _;
 
 use text::clean::escaped;
 
-use crate::sums::Sum;
+use crate::sums::{SampleKey, keyed};
 use crate::{ExportError, Format, Request};
 use proto::{Label, Profile, Sample, ValueType};
 use tables::{Code, Strings};
-
-/// Properties that distinguish samples.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord)]
-struct Key {
-    stack: u32,
-    host_stack: Option<u32>,
-    owner: u32,
-    vcpu: u16,
-    mode: &'static str,
-    syscall: Option<u32>,
-    interrupt: Option<u32>,
-}
-
-impl Key {
-    fn new(sample: &RecordedSample) -> Self {
-        let RecordedSample { stack, host_stack, owner, vcpu, syscall, interrupt, .. } = *sample;
-        Self { stack, host_stack, owner, vcpu, mode: sample.mode.name(), syscall, interrupt }
-    }
-}
 
 /// Writes the format.
 pub(crate) fn write(
@@ -58,23 +38,13 @@ pub(crate) fn write(
 }
 
 fn profile(recording: &Recording) -> Result<Profile, ExportError> {
-    let mut sums: HashMap<Key, Sum> = HashMap::new();
-    for sample in &recording.samples {
-        sums.entry(Key::new(sample)).or_default().add(Sum { samples: 1, ns: sample.weight_ns });
-    }
-    let mut sums: Vec<(Key, Sum)> = sums.into_iter().collect();
-    sums.sort_unstable_by_key(|(key, _)| *key);
+    let sums = keyed(recording);
     let mut strings = Strings::default();
     let mut code = Code::new(recording);
     let mut samples = Vec::with_capacity(sums.len());
     for (key, sum) in sums {
         samples.push(Sample {
-            // Innermost first.
-            location_id: recording
-                .frames_of(key.stack)
-                .chain(key.host_stack.into_iter().flat_map(|stack| recording.frames_of(stack)))
-                .map(|frame| code.location(frame, &mut strings))
-                .collect(),
+            location_id: key.frames(recording).map(|frame| code.location(frame, &mut strings)).collect(),
             value: vec![signed(sum.samples), whole(sum.ns)],
             label: labels(recording, key, &mut strings),
         });
@@ -113,7 +83,7 @@ fn profile(recording: &Recording) -> Result<Profile, ExportError> {
     Ok(profile)
 }
 
-fn labels(recording: &Recording, key: Key, strings: &mut Strings) -> Vec<Label> {
+fn labels(recording: &Recording, key: SampleKey, strings: &mut Strings) -> Vec<Label> {
     let mut labels = Vec::new();
     let mut text = |key: &str, value: &str, strings: &mut Strings| {
         let (key, str) = (strings.place(key), strings.place(&escaped(value)));
@@ -151,12 +121,12 @@ fn labels(recording: &Recording, key: Key, strings: &mut Strings) -> Vec<Label> 
     labels
 }
 
-fn signed(number: u64) -> i64 {
+pub(crate) fn signed(number: u64) -> i64 {
     i64::try_from(number).unwrap_or(i64::MAX)
 }
 
 /// Returns the nearest whole number.
 #[expect(clippy::cast_possible_truncation, reason = "rounded; the cast saturates")]
-fn whole(number: f64) -> i64 {
+pub(crate) fn whole(number: f64) -> i64 {
     number.round() as i64
 }

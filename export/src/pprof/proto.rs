@@ -69,7 +69,7 @@ pub(super) struct Label {
 
 /// A file in memory.
 #[derive(Clone, PartialEq, Message)]
-pub(super) struct Mapping {
+pub(crate) struct Mapping {
     #[prost(uint64, tag = "1")]
     pub id: u64,
     #[prost(uint64, tag = "2")]
@@ -94,7 +94,7 @@ pub(super) struct Mapping {
 
 /// An address.
 #[derive(Clone, PartialEq, Message)]
-pub(super) struct Location {
+pub(crate) struct Location {
     #[prost(uint64, tag = "1")]
     pub id: u64,
     #[prost(uint64, tag = "2")]
@@ -108,7 +108,7 @@ pub(super) struct Location {
 
 /// A function at an address.
 #[derive(Clone, PartialEq, Message)]
-pub(super) struct Line {
+pub(crate) struct Line {
     #[prost(uint64, tag = "1")]
     pub function_id: u64,
     #[prost(int64, tag = "2")]
@@ -117,7 +117,7 @@ pub(super) struct Line {
 
 /// A function.
 #[derive(Clone, PartialEq, Message)]
-pub(super) struct Function {
+pub(crate) struct Function {
     #[prost(uint64, tag = "1")]
     pub id: u64,
     #[prost(int64, tag = "2")]

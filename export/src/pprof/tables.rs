@@ -11,24 +11,27 @@ use crate::names::symbol;
 
 /// The table of texts.
 #[derive(Debug)]
-pub(super) struct Strings {
+pub(crate) struct Strings {
     pub list: Vec<String>,
+    /// Length of all texts, bytes.
+    pub bytes: usize,
     places: HashMap<String, i64>,
 }
 
 impl Default for Strings {
     fn default() -> Self {
-        Self { list: vec![String::new()], places: HashMap::from([(String::new(), 0)]) }
+        Self { list: vec![String::new()], bytes: 0, places: HashMap::from([(String::new(), 0)]) }
     }
 }
 
 impl Strings {
     /// Returns the index of a text.
-    pub(super) fn place(&mut self, text: &str) -> i64 {
+    pub(crate) fn place(&mut self, text: &str) -> i64 {
         if let Some(&place) = self.places.get(text) {
             return place;
         }
         let place = i64::try_from(self.list.len()).unwrap_or(0);
+        self.bytes += text.len();
         self.list.push(text.to_owned());
         self.places.insert(text.to_owned(), place);
         place
@@ -37,7 +40,7 @@ impl Strings {
 
 /// Locations with what they refer to; the ids of all count from 1.
 #[derive(Debug)]
-pub(super) struct Code<'a> {
+pub(crate) struct Code<'a> {
     recording: &'a Recording,
     /// By frame; 0: none yet.
     of_frame: Vec<u64>,
@@ -50,7 +53,7 @@ pub(super) struct Code<'a> {
 }
 
 impl<'a> Code<'a> {
-    pub(super) fn new(recording: &'a Recording) -> Self {
+    pub(crate) fn new(recording: &'a Recording) -> Self {
         Self {
             recording,
             of_frame: vec![0; recording.frames.len()],
@@ -63,7 +66,7 @@ impl<'a> Code<'a> {
     }
 
     /// Returns the id of a frame's location.
-    pub(super) fn location(&mut self, place: u32, strings: &mut Strings) -> u64 {
+    pub(crate) fn location(&mut self, place: u32, strings: &mut Strings) -> u64 {
         let known = self.of_frame.get(place as usize).copied().unwrap_or(0);
         let (0, Some(frame)) = (known, self.recording.frames.get(place as usize)) else { return known };
         let line = self.lines(place, strings);
@@ -119,7 +122,7 @@ impl<'a> Code<'a> {
     }
 
     /// Returns the three tables.
-    pub(super) fn finish(self, strings: &mut Strings) -> (Vec<Mapping>, Vec<Location>, Vec<Function>) {
+    pub(crate) fn finish(self, strings: &mut Strings) -> (Vec<Mapping>, Vec<Location>, Vec<Function>) {
         let Self { recording, locations, functions, mappings, .. } = self;
         let mappings = mappings.into_iter().map(|(mapped, mut mapping)| {
             let (name, build_id) = mapped.name(recording);

@@ -58,6 +58,10 @@ fn names_do_no_harm_in_any_format() {
                     crate::perfetto::assert_sound(&bytes);
                     continue;
                 }
+                Format::Otlp => {
+                    drop(crate::otlp::decoded(&bytes));
+                    continue;
+                }
                 Format::FirefoxGz => {
                     let mut plain = String::new();
                     GzDecoder::new(&bytes[..]).read_to_string(&mut plain).expect("gzip of UTF-8");
@@ -80,7 +84,7 @@ fn names_do_no_harm_in_any_format() {
                 Format::PerfScript => readers::assert_perf_script(&text),
                 Format::Csv => readers::assert_csv(&text, &name),
                 Format::Html => super::page::assert_page(&text, &name),
-                Format::Pprof | Format::Perfetto | Format::FirefoxGz | Format::Parquet => {}
+                Format::Pprof | Format::Otlp | Format::Perfetto | Format::FirefoxGz | Format::Parquet => {}
             }
         }
     }

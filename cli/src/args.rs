@@ -275,7 +275,7 @@ pub enum CliCommand {
         /// Descriptor of the shared memory with vprof's stops
         stops: i32,
     },
-    /// Write the Parquet files of a window: the part of `vprof agent` that reads recordings
+    /// Send a window to a sink: the part of `vprof agent` that reads recordings
     #[command(hide = true)]
     AgentWindow(AgentWindowArgs),
     /// Run a guest inside a wall: the part of `vprof run` that executes it

@@ -122,6 +122,12 @@ pub enum Error {
     /// The run was aborted at the user's second request.
     #[error("aborted; the profile has the data recorded so far")]
     Interrupted,
+    /// A sink of the agent has not taken a window.
+    #[error(transparent)]
+    AgentSink(#[from] sinks::SinkError),
+    /// A worker of the agent cannot give up what it does not need.
+    #[error(transparent)]
+    Wall(#[from] wall::WallError),
     /// Another agent runs on this host; the file that it has locked.
     #[error("another `vprof agent` runs on this host: it has locked {}", Shown(.0))]
     SecondAgent(PathBuf),

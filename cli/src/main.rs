@@ -126,7 +126,7 @@ fn main() -> ExitCode {
         CliCommand::Diff(args) => diff::command(&args),
         CliCommand::Merge(args) => merge::command(&args),
         CliCommand::Agent(args) => agent::command(&args),
-        CliCommand::AgentWindow(args) => agent::write_window(&args),
+        CliCommand::AgentWindow(args) => agent::send_window(&args),
         CliCommand::Fleet(args) => fleet::command(&args),
         CliCommand::Export(args) => export::command(&args),
         CliCommand::Open(args) => open::command(&args),

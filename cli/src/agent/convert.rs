@@ -1,162 +1,177 @@
-//! Writing of a window's files: a process that reads recordings, which are as hostile as their guests, and
+//! Files of a window, by a process that reads recordings, which are as hostile as their guests, and
 //! whose memory is free again once it has ended.
 
-use std::fs::{self, DirBuilder, Permissions};
-use std::io::{self, Read};
+use std::collections::BTreeSet;
+use std::fs::{self, DirBuilder, File, Permissions};
+use std::io::{self, Write};
 use std::os::unix::fs::{DirBuilderExt, PermissionsExt};
-use std::path::Path;
-use std::process::{Child, Command, Stdio};
+use std::path::{Path, PathBuf};
 
-use export::lake::{LakeProfile, LakeTable, LakeWindow, LakeWriter};
+use export::lake::{LakeProfile, LakeTable, LakeTotals, LakeVm, LakeWindow, LakeWriter};
+use export::otlp;
+use flate2::Compression;
+use flate2::write::GzEncoder;
 use profile::Profile;
-use serde::{Deserialize, Serialize};
 use tempfile::{Builder, NamedTempFile};
 use text::clean::escaped;
-use text::message::Shown;
 
-use super::spool::{SpooledWindow, spooled};
-use crate::args::AgentWindowArgs;
-use crate::errors::{Error, ExitCode};
-use crate::output::write_json_line;
+use super::spool::{RecordingTotals, SpooledWindow, WindowProgress, recording_name};
+use crate::errors::Error;
 
 /// Permissions of the lake's files: engines run as other users, of the group that the lake's directory gives.
 const SHARED: u32 = 0o640;
-/// Longest result of a process, bytes.
-const LONGEST: u64 = 4 << 10;
+/// Name of the progress of tables in the spool.
+pub const STAGED_LAKE: &str = "tables";
+/// Name of the progress of requests in the spool.
+pub const STAGED_REQUESTS: &str = "requests";
+/// Ending of the names of requests.
+pub const REQUEST: &str = ".otlp.gz";
 
-/// Result of writing a window.
-#[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize, Deserialize)]
-pub struct WindowTotals {
-    /// Profiles that were written.
-    pub profiles: u64,
-    /// Profiles that could not be read.
-    pub unreadable: u64,
-    /// Samples in table `samples`.
-    pub samples: u64,
-    /// Samples that were lost while recording.
-    pub lost: u64,
+/// Place of the files of a window.
+#[derive(Debug, Clone, Copy)]
+pub enum LakePlace<'a> {
+    /// A lake.
+    Lake(&'a Path),
+    /// The window's directory in the spool.
+    Spool,
 }
 
-/// Runs the command `agent-window`: writes the files, and prints the totals.
-pub fn command(args: &AgentWindowArgs) -> Result<ExitCode, Error> {
-    let Some(window) = spooled(&args.window) else {
-        let reason = io::Error::new(io::ErrorKind::InvalidData, "it is not a window of a spool");
-        return Err(Error::file("read", &args.window, reason));
-    };
-    write_json_line(&write(&window, &args.to)?)?;
-    Ok(ExitCode::Done)
-}
-
-/// Writes the files of a window into the lake. Each gets its name once it is whole; older files of the same
-/// window are replaced. A recording that cannot be read is left out, with a message.
-fn write(spooled: &SpooledWindow, lake: &Path) -> Result<WindowTotals, Error> {
-    let window = &spooled.window;
-    let open = |table| temporary(window, table, lake);
-    let mut writer = LakeWriter::new(window.clone(), open).map_err(|error| failed(lake, error))?;
-    let mut totals = WindowTotals::default();
-    for (vm, path) in spooled.profiles()? {
-        match read(&path) {
-            Ok(profile) => {
-                let added = writer.add(&vm, &profile).map_err(|error| failed(lake, error))?;
-                totals.profiles += 1;
-                totals.samples += added.samples;
-                totals.lost += added.lost;
-            }
-            Err(error) => {
-                totals.unreadable += 1;
-                eprintln!("vprof: the recording of {} is left out: {error}", escaped(&vm.name));
-            }
+impl LakePlace<'_> {
+    /// Returns the path of a table's file.
+    pub fn path(self, spooled: &SpooledWindow, table: LakeTable) -> PathBuf {
+        match self {
+            Self::Lake(lake) => lake.join(spooled.window.path(table)),
+            Self::Spool => spooled.directory.join(format!("{}.parquet", table.name())),
         }
     }
-    for (table, file) in writer.finish().map_err(|error| failed(lake, error))? {
-        let path = lake.join(window.path(table));
+}
+
+/// Writes the tables of a window. Each file gets its name once it is whole; older files of the same window
+/// are replaced. A recording that cannot be read is left out, with a message.
+///
+/// # Errors
+/// A file cannot be written, or the window cannot be read.
+pub fn write_lake(spooled: &SpooledWindow, place: LakePlace<'_>) -> Result<WindowProgress, Error> {
+    let root = match place {
+        LakePlace::Lake(lake) => lake,
+        LakePlace::Spool => &spooled.directory,
+    };
+    let failed = |error| Error::file("write a file in", root, error);
+    let open = |table| temporary(&spooled.window, &place.path(spooled, table));
+    let mut writer = LakeWriter::new(spooled.window.clone(), open).map_err(failed)?;
+    let mut progress = WindowProgress::default();
+    for (vm, path) in spooled.profiles()? {
+        let totals = match read(&vm, &path) {
+            Some(profile) => totals(writer.add(&vm, &profile).map_err(failed)?),
+            None => RecordingTotals::default(),
+        };
+        progress.recordings.insert(recording_name(&path), totals);
+    }
+    for (table, file) in writer.finish().map_err(failed)? {
+        let path = place.path(spooled, table);
         file.as_file().sync_all().map_err(|error| Error::file("write", &path, error))?;
         file.persist(&path).map_err(|error| Error::file("write", &path, error.error))?;
     }
-    Ok(totals)
+    Ok(progress)
 }
 
-fn failed(lake: &Path, error: io::Error) -> Error {
-    Error::file("write a file in", lake, error)
+/// Reads a recording. One that cannot be read is left out, with a message.
+fn read(vm: &LakeVm, path: &Path) -> Option<LakeProfile> {
+    let profile = Profile::open(path).map_err(Error::from);
+    let contents = profile.and_then(|profile| Ok(LakeProfile::read(&profile)?));
+    let left_out =
+        |error: &Error| eprintln!("vprof: the recording of {} is left out: {error}", escaped(&vm.name));
+    contents.inspect_err(left_out).ok()
 }
 
-fn read(path: &Path) -> Result<LakeProfile, Error> {
-    Ok(LakeProfile::read(&Profile::open(path)?)?)
+fn totals(LakeTotals { samples, lost, .. }: LakeTotals) -> RecordingTotals {
+    RecordingTotals { readable: true, samples, lost }
 }
 
-/// Makes the file of a table under a temporary name in its directory. Readers of the lake skip names that
-/// begin with a dot.
-fn temporary(window: &LakeWindow, table: LakeTable, lake: &Path) -> io::Result<NamedTempFile> {
-    let path = lake.join(window.path(table));
-    let directory = path.parent().unwrap_or(lake);
-    DirBuilder::new().recursive(true).mode(0o755).create(directory)?;
-    remove_unfinished(directory, window)?;
-    let prefix = unfinished(window);
-    Builder::new().prefix(&prefix).permissions(Permissions::from_mode(SHARED)).tempfile_in(directory)
+/// Makes the tables in the spool, unless they are there.
+///
+/// # Errors
+/// See [`write_lake`].
+pub fn stage_lake(spooled: &SpooledWindow) -> Result<(), Error> {
+    let _lock = lock(spooled, STAGED_LAKE)?;
+    if spooled.is_done(STAGED_LAKE)? {
+        return Ok(());
+    }
+    spooled.write_progress(STAGED_LAKE, &write_lake(spooled, LakePlace::Spool)?)
 }
 
-/// Returns the beginning of the names of a window's unfinished files.
-fn unfinished(window: &LakeWindow) -> String {
-    format!(".{}.", window.name())
-}
-
-/// Removes what a killed process has left of the window.
-fn remove_unfinished(directory: &Path, window: &LakeWindow) -> io::Result<()> {
-    for entry in fs::read_dir(directory)? {
-        let entry = entry?;
-        if entry.file_name().to_string_lossy().starts_with(&unfinished(window)) {
-            fs::remove_file(entry.path())?;
+/// Makes the requests of recordings that have none yet in the spool. What is there stays: a sink may have
+/// sent it.
+///
+/// # Errors
+/// See [`write_lake`].
+pub fn stage_requests(spooled: &SpooledWindow) -> Result<(), Error> {
+    let _lock = lock(spooled, STAGED_REQUESTS)?;
+    let mut progress = spooled.progress(STAGED_REQUESTS).unwrap_or_default();
+    for (vm, path) in spooled.profiles()? {
+        let name = recording_name(&path);
+        if progress.recordings.contains_key(&name) {
+            continue;
         }
+        let mut files = BTreeSet::new();
+        let mut send = |bytes: &[u8]| {
+            // Recordings and requests are in the order of their names.
+            let file = format!("{name}.{:05}{REQUEST}", files.len());
+            write_request(spooled, &spooled.directory.join(&file), bytes)?;
+            files.insert(file);
+            Ok(())
+        };
+        let totals = match read(&vm, &path) {
+            Some(profile) => {
+                let written = otlp::write_messages(&profile, (&spooled.window, &vm), &mut send);
+                let failed = |error| Error::file("write a file in", &spooled.directory, error);
+                totals(written.map_err(failed)?)
+            }
+            None => RecordingTotals::default(),
+        };
+        progress.recordings.insert(name, totals);
+        progress.files.extend(files);
+        spooled.write_progress(STAGED_REQUESTS, &progress)?;
+    }
+    if progress.recordings.is_empty() {
+        spooled.write_progress(STAGED_REQUESTS, &progress)?;
     }
     Ok(())
 }
 
-/// A process that writes a window.
-#[derive(Debug)]
-pub struct WindowProcess {
-    child: Child,
-    /// The window.
-    pub window: SpooledWindow,
+fn write_request(spooled: &SpooledWindow, path: &Path, bytes: &[u8]) -> io::Result<()> {
+    let mut zipped = GzEncoder::new(temporary(&spooled.window, path)?, Compression::default());
+    zipped.write_all(bytes)?;
+    zipped.finish()?.persist(path).map(drop).map_err(|error| error.error)
 }
 
-impl WindowProcess {
-    /// Starts the process.
-    ///
-    /// # Errors
-    /// It cannot be started.
-    pub fn start(window: SpooledWindow, lake: &Path) -> Result<Self, Error> {
-        let mut command = Command::new("/proc/self/exe");
-        command.arg("agent-window").arg(&window.directory).arg("--to").arg(lake).env("VPROF_CONFIG", "");
-        command.stdin(Stdio::null()).stdout(Stdio::piped());
-        let child = command.spawn();
-        let child = child.map_err(|source| Error::System { action: "start vprof agent-window", source })?;
-        Ok(Self { child, window })
-    }
+/// Waits until no other process does the same: makes files for another sink, or sends to a sink for an agent
+/// that has been killed. The lock ends with the file.
+pub fn lock(spooled: &SpooledWindow, name: &str) -> Result<File, Error> {
+    let path = spooled.directory.join(format!("{name}.lock"));
+    let locked = File::create(&path).and_then(|file| file.lock().map(|()| file));
+    locked.map_err(|error| Error::file("lock", &path, error))
+}
 
-    /// Returns the totals once it has ended; `None` within the result if it has failed, with its own message.
-    ///
-    /// # Errors
-    /// The process cannot be waited for.
-    pub fn ended(&mut self) -> io::Result<Option<Option<WindowTotals>>> {
-        let Some(status) = self.child.try_wait()? else { return Ok(None) };
-        let mut text = Vec::new();
-        if let Some(stdout) = self.child.stdout.take() {
-            stdout.take(LONGEST).read_to_end(&mut text)?;
+/// Makes a file under a temporary name in the directory of `path`. Readers of the lake skip names that begin
+/// with a dot.
+fn temporary(window: &LakeWindow, path: &Path) -> io::Result<NamedTempFile> {
+    let directory = path.parent().unwrap_or(Path::new("."));
+    DirBuilder::new().recursive(true).mode(0o755).create(directory)?;
+    let prefix = format!(".{}.{}.", window.name(), path.file_name().unwrap_or_default().to_string_lossy());
+    remove_unfinished(directory, &prefix)?;
+    Builder::new().prefix(&prefix).permissions(Permissions::from_mode(SHARED)).tempfile_in(directory)
+}
+
+/// Removes what a killed process has left: files whose names begin so.
+fn remove_unfinished(directory: &Path, prefix: &str) -> io::Result<()> {
+    for entry in fs::read_dir(directory)? {
+        let entry = entry?;
+        if entry.file_name().to_string_lossy().starts_with(prefix) {
+            fs::remove_file(entry.path())?;
         }
-        let totals = serde_json::from_slice(&text).ok();
-        Ok(Some(totals.filter(|_| status.success())))
     }
-}
-
-/// Returns a sentence on a window that is written.
-pub fn sentence(window: &LakeWindow, totals: WindowTotals, lake: &Path) -> String {
-    let samples = text::units::counted(totals.samples, "sample");
-    let recordings = text::units::counted(totals.profiles, "recording");
-    let left_out = match totals.unreadable {
-        0 => String::new(),
-        count => format!(", {} could not be read", text::units::count(count)),
-    };
-    format!("{} has {samples} of {recordings} in {}{left_out}", window.name(), Shown(lake))
+    Ok(())
 }
 
 /// Makes the directory of the lake.

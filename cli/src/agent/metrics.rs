@@ -7,6 +7,7 @@ use std::sync::{Arc, Mutex, PoisonError};
 use std::thread;
 use std::time::Duration;
 
+use super::sink::SinkCounters;
 use crate::errors::Error;
 
 /// Longest request that is read, bytes.
@@ -15,7 +16,7 @@ const LONGEST: usize = 8 << 10;
 const LIMIT: Duration = Duration::from_secs(1);
 
 /// Counters of an agent.
-#[derive(Debug, Clone, Copy, Default, PartialEq)]
+#[derive(Debug, Clone, Default, PartialEq)]
 pub struct AgentCounters {
     /// Virtual machines that run.
     pub vms: u64,
@@ -41,6 +42,8 @@ pub struct AgentCounters {
     pub spool_bytes: u64,
     /// Ticks per second and vCPU that the budget of the host allows.
     pub rate_hz: f64,
+    /// Of each sink.
+    pub sinks: Vec<SinkCounters>,
 }
 
 /// Kind of a counter in the text format.
@@ -73,6 +76,37 @@ impl AgentCounters {
                 "# HELP vprof_agent_{name} {help}\n# TYPE vprof_agent_{name} {kind}\nvprof_agent_{name} {value}\n"
             );
         }
+        text + &self.sink_text()
+    }
+
+    fn sink_text(&self) -> String {
+        type Column = fn(&SinkCounters) -> Option<u64>;
+        let rows: [(&str, &str, &str, Column); 7] = [
+            ("windows_total", COUNTER, "Windows that the sink has as a whole.", |sink| Some(sink.windows)),
+            ("sent_total", COUNTER, "Objects or requests that the sink has taken.", |sink| Some(sink.sent)),
+            ("sent_bytes_total", COUNTER, "Their size.", |sink| Some(sink.bytes)),
+            ("failures_total", COUNTER, "Failed attempts to send a window.", |sink| Some(sink.failed)),
+            ("refused_total", COUNTER, "Requests that the sink has refused.", |sink| Some(sink.refused)),
+            ("dropped_windows_total", COUNTER, "Windows dropped before the sink had them.", |sink| {
+                Some(sink.dropped)
+            }),
+            ("oldest_window_timestamp_seconds", GAUGE, "Start of the oldest window that waits.", |sink| {
+                sink.oldest_unix_s
+            }),
+        ];
+        let mut text = String::new();
+        for (name, kind, help, value) in rows {
+            // Writing to a string cannot fail.
+            let _ = write!(
+                text,
+                "# HELP vprof_agent_sink_{name} {help}\n# TYPE vprof_agent_sink_{name} {kind}\n"
+            );
+            for sink in &self.sinks {
+                let Some(value) = value(sink) else { continue };
+                let address = sink.address.replace('\\', "\\\\").replace('"', "\\\"").replace('\n', "\\n");
+                let _ = writeln!(text, "vprof_agent_sink_{name}{{sink=\"{address}\"}} {value}");
+            }
+        }
         text
     }
 }
@@ -99,7 +133,7 @@ fn serve_all(listener: &TcpListener, counters: &SharedCounters) {
         return;
     }
     for stream in listener.incoming() {
-        let counters = *counters.lock().unwrap_or_else(PoisonError::into_inner);
+        let counters = counters.lock().unwrap_or_else(PoisonError::into_inner).clone();
         // A client that has gone needs no answer; without a descriptor there is none either.
         match stream {
             Ok(stream) => drop(answer(stream, &counters)),
@@ -161,11 +195,23 @@ mod tests {
         let counters = SharedCounters::default();
         counters.lock().unwrap().samples = 1_234;
         counters.lock().unwrap().cpu_ns = 1_500_000_000;
+        let sink = |address: &str, sent| SinkCounters {
+            address: address.to_owned(),
+            sent,
+            ..SinkCounters::default()
+        };
+        let waiting = SinkCounters { oldest_unix_s: Some(77), ..sink("s3://b", 8) };
+        counters.lock().unwrap().sinks = vec![sink("/a\"b\\c", 7), waiting];
         let address = serve("127.0.0.1:0".parse().unwrap(), Arc::clone(&counters)).unwrap();
         let answer = ask(address, b"GET /metrics HTTP/1.1\r\nHost: a\r\n\r\n");
         assert!(answer.starts_with("HTTP/1.1 200 OK\r\n"), "{answer}");
         assert!(answer.contains("\nvprof_agent_samples_total 1234\n"), "{answer}");
         assert!(answer.contains("\nvprof_agent_cpu_seconds_total 1.5\n"), "{answer}");
+        assert!(answer.contains("\nvprof_agent_sink_sent_total{sink=\"/a\\\"b\\\\c\"} 7\n"), "{answer}");
+        assert!(answer.contains("\nvprof_agent_sink_sent_total{sink=\"s3://b\"} 8\n"), "{answer}");
+        let oldest = "vprof_agent_sink_oldest_window_timestamp_seconds{";
+        let lines: Vec<&str> = answer.lines().filter(|line| line.starts_with(oldest)).collect();
+        assert_eq!(lines, [format!("{oldest}sink=\"s3://b\"}} 77")], "of one that waits");
         let body = answer.split("\r\n\r\n").nth(1).unwrap();
         assert!(answer.contains(&format!("Content-Length: {}\r\n", body.len())));
         for line in body.lines().filter(|line| !line.starts_with('#')) {

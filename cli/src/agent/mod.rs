@@ -4,23 +4,29 @@
 //!            every 2 s: machines
 //!  vprof agent ──▶ vprof attach PID   one for each machine, until the end of the window
 //!      │               └─▶ SPOOL/WINDOW/VM-0.vprof
-//!      └─────────▶ vprof agent-window SPOOL/WINDOW ──▶ LAKE/v1/TABLE/day=.../hour=.../WINDOW.parquet
+//!      │  for each sink, the oldest window that it does not have
+//!      └─────────▶ vprof agent-window SPOOL/WINDOW ──▶ DIR/v1/TABLE/day=.../hour=.../WINDOW.parquet
+//!                      ├─▶ vprof agent-window --stage ──▶ SPOOL/WINDOW/TABLE.parquet, VM-0.00000.otlp.gz
+//!                      └─▶ an object store or a receiver of OpenTelemetry profiles
 //! ```
 //!
 //! The agent itself reads no byte of a guest and no recording: it lists machines, and starts and ends
 //! processes. Each recorder is an ordinary `vprof attach` with its walls; the process that reads the
-//! recordings of a window ends with it.
+//! recordings of a window ends with it, and so does the one that has credentials for sinks.
 
 mod budget;
 mod convert;
 mod identity;
 mod metrics;
 mod recorder;
+mod send;
+mod sink;
 mod spool;
 mod window;
 
 use std::collections::{HashMap, HashSet};
 use std::path::{Path, PathBuf};
+use std::process::Command;
 use std::sync::PoisonError;
 use std::time::{Duration, Instant};
 
@@ -34,10 +40,10 @@ use tokio::signal::unix::{SignalKind, signal};
 use crate::args::{AgentArgs, AgentWindowArgs, hostname};
 use crate::errors::{Error, ExitCode};
 use budget::{RateFactor, default_budget};
-use convert::WindowProcess;
 use identity::KnownMachine;
 use metrics::{AgentCounters, SharedCounters};
 use recorder::{EndedRecorder, Recorder, RecorderPlan};
+use sink::Sink;
 use spool::{Spool, SpooledWindow};
 use window::{NextWindow, WindowClock, now_unix_ns};
 
@@ -45,8 +51,7 @@ use window::{NextWindow, WindowClock, now_unix_ns};
 const CHECK: Duration = Duration::from_millis(100);
 /// Time between two listings of machines.
 const LIST: Duration = Duration::from_secs(2);
-/// Time after which a machine whose recorder has failed is tried again, and a window that could not be
-/// written.
+/// Time after which a machine whose recorder has failed is tried again.
 const AGAIN: Duration = Duration::from_secs(10);
 /// Time between two measurements of costs.
 const MEASURE: Duration = Duration::from_secs(30);
@@ -96,8 +101,18 @@ pub fn command(args: &AgentArgs) -> Result<ExitCode, Error> {
 }
 
 /// Runs the command `agent-window`.
-pub fn write_window(args: &AgentWindowArgs) -> Result<ExitCode, Error> {
-    convert::command(args)
+pub fn send_window(args: &AgentWindowArgs) -> Result<ExitCode, Error> {
+    sink::command(args)
+}
+
+/// Keeps credentials for sinks from a process that reads what guests have made.
+fn without_secrets(command: &mut Command) {
+    for (name, _) in std::env::vars_os() {
+        let is_secret = |name: &str| sinks::SECRET_VARIABLES.iter().any(|begin| name.starts_with(begin));
+        if name.to_str().is_some_and(is_secret) {
+            command.env_remove(name);
+        }
+    }
 }
 
 /// A window that is being recorded.
@@ -127,15 +142,11 @@ struct Agent<'a> {
     failed: HashMap<String, Instant>,
     /// Sentences on machines that were printed, once each.
     printed: HashSet<String>,
-    writing: Option<WindowProcess>,
-    /// Windows that are ready to be written: by directory, when.
-    due: HashMap<PathBuf, Instant>,
+    sinks: Vec<Sink>,
     costs: Costs,
     counters: AgentCounters,
     shared: SharedCounters,
     ending: Option<Instant>,
-    /// A window could not be written.
-    trouble: bool,
 }
 
 /// Costs of sampling, and what they allow.
@@ -155,7 +166,12 @@ impl<'a> Agent<'a> {
         let locks = place::directory();
         place::make_directory(&locks).map_err(|error| Error::file("make the directory", &locks, error))?;
         let spool = Spool::open(&args.spool, &locks.join("agent.lock"))?;
-        convert::make_lake(&args.to)?;
+        let mut sinks: Vec<Sink> = Vec::with_capacity(args.to.len());
+        for address in &args.to {
+            if !sinks.iter().any(|sink| sink.address == *address) {
+                sinks.push(Sink::new(address.clone())?);
+            }
+        }
         let shared = SharedCounters::default();
         if let Some(address) = args.metrics {
             let own = metrics::serve(address, SharedCounters::clone(&shared))?;
@@ -185,46 +201,51 @@ impl<'a> Agent<'a> {
             recorders: Vec::new(),
             failed: HashMap::new(),
             printed: HashSet::new(),
-            writing: None,
-            due: HashMap::new(),
+            sinks,
             costs,
             counters: AgentCounters::default(),
             shared,
             ending: None,
-            trouble: false,
         };
-        agent.adopt(now);
+        agent.adopt()?;
         Ok(agent)
     }
 
-    /// Has windows written that are over, and that no one writes: an earlier agent has left them.
-    fn adopt(&mut self, now: Instant) {
+    /// Has windows sent that are over, and that an earlier agent has left.
+    fn adopt(&mut self) -> Result<(), Error> {
         let now_ns = now_unix_ns();
-        for SpooledWindow { directory, window } in self.spool.windows() {
+        for spooled in self.spool.windows() {
+            let window = &spooled.window;
             let other_length = window.length_ns != self.clock.length_ns();
             if other_length {
                 // Names of windows of two lengths may be the same.
                 self.clock.begins_after(now_ns.min(window.end_unix_ns()));
             }
             let is_over = other_length || window.end_unix_ns() <= now_ns;
-            if is_over && !self.is_busy(&directory) && !self.due.contains_key(&directory) {
-                eprintln!("vprof: the window {} of an earlier agent is written now", window.name());
-                self.due.insert(directory, now);
+            if !is_over || self.is_recorded(&spooled.directory) {
+                continue;
             }
+            let mut is_new = false;
+            for sink in &mut self.sinks {
+                is_new |= sink.adopt(&spooled)?;
+            }
+            if is_new {
+                eprintln!("vprof: the window {} of an earlier agent is written now", window.name());
+            }
+            self.remove_done(&spooled)?;
         }
+        Ok(())
     }
 
-    /// True if a window is being recorded or written.
+    /// True if a window is being recorded.
+    fn is_recorded(&self, directory: &Path) -> bool {
+        let is_open = self.window.as_ref().is_some_and(|window| window.spooled.directory == directory);
+        is_open || self.recorders.iter().any(|recorder| recorder.plan.window == directory)
+    }
+
+    /// True if a window is being recorded or sent.
     fn is_busy(&self, directory: &Path) -> bool {
-        self.busy().any(|busy| busy == directory)
-    }
-
-    /// Returns the directories of windows that are being recorded or written, some of them several times.
-    fn busy(&self) -> impl Iterator<Item = &Path> {
-        let window = self.window.iter().map(|window| &window.spooled.directory);
-        let writing = self.writing.iter().map(|writing| &writing.window.directory);
-        let recorded = self.recorders.iter().map(|recorder| &recorder.plan.window);
-        window.chain(writing).chain(recorded).map(PathBuf::as_path)
+        self.is_recorded(directory) || self.sinks.iter().any(|sink| sink.is_running(directory))
     }
 
     /// Ends the window, and then the agent. The second request does not wait.
@@ -249,11 +270,11 @@ impl<'a> Agent<'a> {
             self.machines.retain(|machine| is_wanted(&machine.vm.name));
             self.listed = Some(now);
             self.failed.retain(|id, _| self.machines.iter().any(|machine| machine.vm.id == *id));
-            self.adopt(now);
+            self.adopt()?;
             self.limit_spool()?;
         }
         self.start_recorders(now)?;
-        self.write_windows(now)?;
+        self.send_windows(now)?;
         if now >= self.costs.begin.0 + MEASURE {
             self.measure(now);
         }
@@ -264,14 +285,13 @@ impl<'a> Agent<'a> {
     /// Returns the exit code if all is done.
     fn exit_code(&self, now: Instant) -> Option<ExitCode> {
         let limit = self.ending?;
-        let busy = !self.recorders.is_empty() || self.writing.is_some();
-        let waits = self.due.values().any(|due| *due <= now);
-        if (busy || waits) && now < limit {
+        let busy = !self.recorders.is_empty() || self.sinks.iter().any(|sink| sink.running().is_some());
+        if (busy || self.sinks.iter().any(|sink| sink.is_ready(now))) && now < limit {
             return None;
         }
-        // What is left is written by the next agent.
-        let left = busy || !self.due.is_empty();
-        Some(if self.trouble || left { ExitCode::Failed } else { ExitCode::Done })
+        // What is left is sent by the next agent.
+        let left = busy || self.sinks.iter().any(Sink::is_behind);
+        Some(if left { ExitCode::Failed } else { ExitCode::Done })
     }
 
     /// Begins and ends windows.
@@ -315,15 +335,15 @@ impl<'a> Agent<'a> {
             dropped_windows: 0,
         };
         let spooled = self.spool.begin(window)?;
-        // Written by an agent before, which has ended within the window.
-        self.due.remove(&spooled.directory);
+        // Sent by an agent before, which has ended within the window.
+        self.sinks.iter_mut().for_each(|sink| sink.forget(&spooled));
         self.window = Some(OpenWindow { spooled, begin, deadline });
         // A machine may have come since.
         self.listed = None;
         Ok(())
     }
 
-    /// Ends the window. It is written once its recorders have ended.
+    /// Ends the window. It is sent once its recorders have ended.
     fn close_window(&mut self) {
         let Some(OpenWindow { spooled, deadline, .. }) = self.window.take() else { return };
         // A window that an agent leaves in its middle may be continued by the next one.
@@ -334,7 +354,7 @@ impl<'a> Agent<'a> {
                 eprintln!("vprof: {error}");
             }
         }
-        self.due.insert(spooled.directory, Instant::now());
+        self.sinks.iter_mut().for_each(|sink| sink.add(&spooled));
     }
 
     /// Ends recorders of earlier windows: those that another one is ready to take over from, so that nothing
@@ -462,65 +482,76 @@ impl<'a> Agent<'a> {
         Ok(())
     }
 
-    /// Writes windows whose recorders have ended, one after the other.
-    fn write_windows(&mut self, now: Instant) -> Result<(), Error> {
-        if let Some(writing) = &mut self.writing {
-            let ended = writing.ended();
-            let ended = ended.map_err(|source| Error::System { action: "wait for a window", source })?;
-            let Some(totals) = ended else { return Ok(()) };
-            if let Some(writing) = self.writing.take() {
-                self.written(&writing.window, totals, now)?;
+    /// Sends windows whose recorders have ended: to each sink one after the other.
+    fn send_windows(&mut self, now: Instant) -> Result<(), Error> {
+        let failed = |source| Error::System { action: "wait for vprof agent-window", source };
+        let recorded: Vec<PathBuf> =
+            self.recorders.iter().map(|recorder| recorder.plan.window.clone()).collect();
+        let mut ended = Vec::new();
+        for sink in &mut self.sinks {
+            if let Some((window, totals)) = sink.ended(now).map_err(failed)? {
+                match totals {
+                    Some(totals) => eprintln!("vprof: {}", sink.sentence(&window, totals)),
+                    None => {
+                        let (name, address) = (window.window.name(), &sink.address);
+                        let again = units::duration(sink.not_before().saturating_duration_since(now));
+                        eprintln!("vprof: {name} stays in the spool: {address} is tried again in {again}");
+                    }
+                }
+                ended.push((window, totals));
             }
+            sink.start(now, |path| recorded.iter().any(|recorded| recorded == path))?;
         }
-        let open = |path: &Path| self.recorders.iter().any(|recorder| recorder.plan.window == path);
-        let ready = self.due.iter().find(|(path, due)| **due <= now && !open(path));
-        if let Some(path) = ready.map(|(path, _)| path.clone()) {
-            self.due.remove(&path);
-            // One that was dropped is not there.
-            if let Some(window) = spool::spooled(&path) {
-                self.writing = Some(WindowProcess::start(window, &self.args.to)?);
+        for (window, totals) in ended {
+            match totals {
+                Some(totals) => self.sent(&window, totals)?,
+                None => self.counters.failed += 1,
             }
         }
         Ok(())
     }
 
-    fn written(
-        &mut self,
-        window: &SpooledWindow,
-        totals: Option<convert::WindowTotals>,
-        now: Instant,
-    ) -> Result<(), Error> {
-        let Some(totals) = totals else {
-            self.counters.failed += 1;
-            self.trouble = true;
-            let name = window.window.name();
-            eprintln!("vprof: the window {name} is not written; it stays in the spool and is tried again");
-            self.due.insert(window.directory.clone(), now + AGAIN);
+    /// Takes note of a window that a sink has.
+    fn sent(&mut self, window: &SpooledWindow, totals: sink::SentTotals) -> Result<(), Error> {
+        if !self.sinks.iter().all(|sink| sink.has(&window.directory)) {
             return Ok(());
-        };
-        self.trouble = false;
+        }
         self.counters.written += 1;
         self.counters.samples += totals.samples;
         self.counters.lost += totals.lost;
-        eprintln!("vprof: {}", convert::sentence(&window.window, totals, &self.args.to));
-        let continued = self.window.as_ref().is_some_and(|open| open.spooled.directory == window.directory);
         let same_length = window.window.length_ns == self.clock.length_ns();
         // An agent that starts within the window adds to it.
-        if continued || same_length && now_unix_ns() < window.window.end_unix_ns() {
+        if same_length && now_unix_ns() < window.window.end_unix_ns() {
             return Ok(());
         }
+        self.remove_done(window)
+    }
+
+    /// Removes a window that is over, if each sink has it.
+    fn remove_done(&mut self, window: &SpooledWindow) -> Result<(), Error> {
+        let is_open = self.is_recorded(&window.directory);
+        if is_open || !self.sinks.iter().all(|sink| sink.has(&window.directory)) {
+            return Ok(());
+        }
+        self.sinks.iter_mut().for_each(|sink| sink.forget(window));
         window.remove()
     }
 
     /// Drops the oldest windows if the spool is too large.
     fn limit_spool(&mut self) -> Result<(), Error> {
-        let busy: HashSet<PathBuf> = self.busy().map(Path::to_owned).collect();
-        for name in self.spool.drop_beyond(self.args.spool_limit, |path| busy.contains(path))? {
+        let windows = self.spool.windows();
+        let busy: HashSet<PathBuf> = windows
+            .iter()
+            .map(|window| window.directory.clone())
+            .filter(|directory| self.is_busy(directory))
+            .collect();
+        for window in self.spool.drop_beyond(self.args.spool_limit, |path| busy.contains(path))? {
             self.counters.dropped += 1;
-            let limit = units::bytes(self.args.spool_limit);
+            let (name, limit) = (window.window.name(), units::bytes(self.args.spool_limit));
             eprintln!(
                 "vprof: the window {name} is dropped: the spool is larger than {limit} (--spool-limit)"
             );
+            self.sinks.iter_mut().for_each(|sink| sink.drop_window(&window));
         }
         self.counters.spool_bytes = self.spool.bytes();
         Ok(())
@@ -568,13 +599,14 @@ impl<'a> Agent<'a> {
     }
 
     fn publish(&mut self) {
+        self.counters.sinks = self.sinks.iter().map(Sink::counters).collect();
         self.counters.vms = self.machines.len() as u64;
         let recorded: HashSet<&str> =
             self.recorders.iter().map(|recorder| recorder.plan.vm.id.as_str()).collect();
         self.counters.recorded = recorded.len() as u64;
         self.counters.cpu_ns = self.costs.begin.1;
         self.counters.rate_hz = self.args.rate * self.costs.host.get();
-        *self.shared.lock().unwrap_or_else(PoisonError::into_inner) = self.counters;
+        *self.shared.lock().unwrap_or_else(PoisonError::into_inner) = self.counters.clone();
     }
 }
 

@@ -100,11 +100,8 @@ impl Recorder {
         command.stdin(Stdio::null()).stdout(Stdio::null()).stderr(Stdio::piped());
         // Ctrl-C is for the agent, which then ends its recorders.
         command.process_group(0);
-        let parent = std::process::id();
-        // SAFETY: the closure makes two system calls that are async-signal-safe and allocates nothing.
-        unsafe {
-            command.pre_exec(move || end_with_parent(parent));
-        }
+        super::without_secrets(&mut command);
+        ends_with_parent(&mut command);
         let child = command.spawn()?;
         Ok(Self { rate_hz: plan.rate_hz, plan, child, stopped: false })
     }
@@ -181,6 +178,15 @@ impl Recorder {
 
     fn client(&self) -> Option<Client> {
         Client::new(place::connect(Some(&self.child.id().to_string())).ok()?).ok()
+    }
+}
+
+/// Has the process of a command end properly when the calling thread does.
+pub fn ends_with_parent(command: &mut Command) {
+    let parent = std::process::id();
+    // SAFETY: the closure makes two system calls that are async-signal-safe and allocates nothing.
+    unsafe {
+        command.pre_exec(move || end_with_parent(parent));
     }
 }
 

@@ -1,4 +1,4 @@
-//! The spool: recordings that are not written to the lake yet.
+//! The spool: recordings that not all sinks have yet.
 //!
 //! ```text
 //! SPOOL/lock                       held by the agent
@@ -7,11 +7,15 @@
 //!     window.json                  [`LakeWindow`]
 //!     3f9a21c4d0e1b277-0.json      [`LakeVm`] of the profile
 //!     3f9a21c4d0e1b277-0.vprof     the profile, and its log while it is being written
+//!     samples.parquet              tables for object stores, and vcpus.parquet, ...
+//!     3f9a21c4d0e1b277-0.0.otlp.gz requests for receivers of OpenTelemetry profiles
+//!     done-NAME.json, NAME.lock    [`WindowProgress`] of a sink, or of files for sinks
 //! ```
 //!
-//! A window's directory is there until its time is over and all of it is in the lake, so that an agent that
+//! A window's directory is there until its time is over and each sink has all of it, so that an agent that
 //! starts again within a window writes the files of the whole window.
 
+use std::collections::{BTreeMap, BTreeSet};
 use std::fs::{self, DirBuilder, File, TryLockError};
 use std::io;
 use std::os::unix::fs::DirBuilderExt;
@@ -54,6 +58,26 @@ pub struct SpooledWindow {
     pub directory: PathBuf,
     /// The window.
     pub window: LakeWindow,
+}
+
+/// Sums of a recording.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize, Deserialize)]
+pub struct RecordingTotals {
+    /// False if it cannot be read: it is left out.
+    pub readable: bool,
+    /// Samples of table `samples`.
+    pub samples: u64,
+    /// Samples that were lost while recording.
+    pub lost: u64,
+}
+
+/// Part of a window that a sink has, or that files for sinks are made of.
+#[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
+pub struct WindowProgress {
+    /// Its recordings, by name.
+    pub recordings: BTreeMap<String, RecordingTotals>,
+    /// Files that are sent, or made, where a recording becomes several.
+    pub files: BTreeSet<String>,
 }
 
 impl Spool {
@@ -111,9 +135,16 @@ impl Spool {
         self.windows().iter().map(SpooledWindow::bytes).sum()
     }
 
-    /// Drops the oldest windows until the rest is at most `limit` bytes; returns their names. The window that
-    /// is `open`, or is being written, stays.
-    pub fn drop_beyond(&mut self, limit: u64, stays: impl Fn(&Path) -> bool) -> Result<Vec<String>, Error> {
+    /// Drops the oldest windows until the rest is at most `limit` bytes; returns them. Those that are being
+    /// recorded or sent stay.
+    ///
+    /// # Errors
+    /// A file cannot be removed, or the state cannot be written.
+    pub fn drop_beyond(
+        &mut self,
+        limit: u64,
+        stays: impl Fn(&Path) -> bool,
+    ) -> Result<Vec<SpooledWindow>, Error> {
         let windows = self.windows();
         let mut bytes: u64 = windows.iter().map(SpooledWindow::bytes).sum();
         let mut dropped = Vec::new();
@@ -127,7 +158,7 @@ impl Spool {
             bytes = bytes.saturating_sub(window.bytes());
             window.remove()?;
             self.state.dropped_windows += 1;
-            dropped.push(window.window.name());
+            dropped.push(window);
         }
         if !dropped.is_empty() {
             self.save()?;
@@ -176,18 +207,57 @@ impl SpooledWindow {
         Ok(profiles)
     }
 
+    /// Returns the names of the recordings.
+    ///
+    /// # Errors
+    /// The directory cannot be read.
+    pub fn recordings(&self) -> Result<BTreeSet<String>, Error> {
+        Ok(self.profiles()?.iter().map(|(_, path)| recording_name(path)).collect())
+    }
+
+    /// Returns the progress of this name; `None` before there is any.
+    pub fn progress(&self, name: &str) -> Option<WindowProgress> {
+        read_json(&self.directory.join(progress_file(name))).ok()
+    }
+
+    /// Writes the progress of this name.
+    ///
+    /// # Errors
+    /// The file cannot be written.
+    pub fn write_progress(&self, name: &str, progress: &WindowProgress) -> Result<(), Error> {
+        write_json(&self.directory, &progress_file(name), progress)
+    }
+
+    /// Returns true if the progress of this name is of all recordings.
+    ///
+    /// # Errors
+    /// The directory cannot be read.
+    pub fn is_done(&self, name: &str) -> Result<bool, Error> {
+        let Some(progress) = self.progress(name) else { return Ok(false) };
+        Ok(self.recordings()?.iter().eq(progress.recordings.keys()))
+    }
+
     fn bytes(&self) -> u64 {
         let entries = fs::read_dir(&self.directory).into_iter().flatten().flatten();
         entries.filter_map(|entry| entry.metadata().ok()).map(|metadata| metadata.len()).sum()
     }
 
-    /// Removes the window: all of it is in the lake, or it is dropped.
+    /// Removes the window: each sink has all of it, or it is dropped.
     ///
     /// # Errors
     /// A file cannot be removed.
     pub fn remove(&self) -> Result<(), Error> {
         fs::remove_dir_all(&self.directory).map_err(|error| Error::file("remove", &self.directory, error))
     }
+}
+
+/// Returns the name of a recording: that of its file without the ending.
+pub fn recording_name(profile: &Path) -> String {
+    profile.file_stem().unwrap_or_default().to_string_lossy().into_owned()
+}
+
+fn progress_file(name: &str) -> String {
+    format!("done-{name}.json")
 }
 
 /// Reads the window of a directory of the spool.
@@ -287,10 +357,11 @@ mod tests {
             fs::write(window.new_profile(&vm("a")), vec![0; 10_000]).unwrap();
         }
         assert!(spool.bytes() >= 40_000);
-        assert_eq!(spool.drop_beyond(100_000, |_| false).unwrap(), Vec::<String>::new());
+        assert_eq!(spool.drop_beyond(100_000, |_| false).unwrap(), Vec::new());
         let stays = |path: &Path| path.ends_with(window(10).name());
         let dropped = spool.drop_beyond(25_000, stays).unwrap();
-        assert_eq!(dropped, [window(11).name(), window(12).name()]);
+        let names: Vec<String> = dropped.iter().map(|dropped| dropped.window.name()).collect();
+        assert_eq!(names, [window(11).name(), window(12).name()]);
         drop(spool);
         let mut spool = testkit::eventually("the lock", std::time::Duration::from_secs(20), || {
             open(directory.path()).ok()
@@ -298,6 +369,29 @@ mod tests {
         assert_eq!(spool.state.dropped_windows, 2);
         assert_eq!(spool.begin(window(14)).unwrap().window.dropped_windows, 2);
         assert_eq!(spool.begin(window(15)).unwrap().window.dropped_windows, 0, "counted once");
+    }
+
+    #[test]
+    fn progress_is_of_recordings_by_their_names() {
+        let directory = tempfile::tempdir().unwrap();
+        let mut spool = open(directory.path()).unwrap();
+        let spooled = spool.begin(window(10)).unwrap();
+        assert!(!spooled.is_done("sink").unwrap(), "there is none");
+        spooled.write_progress("sink", &WindowProgress::default()).unwrap();
+        assert!(spooled.is_done("sink").unwrap(), "a window without recordings");
+        let profile = spooled.new_profile(&vm("a"));
+        fs::write(&profile, "profile").unwrap();
+        spooled.write_vm(&profile, &vm("a")).unwrap();
+        assert!(!spooled.is_done("sink").unwrap());
+        let totals = RecordingTotals { readable: true, samples: 3, lost: 1 };
+        let recordings = BTreeMap::from([(recording_name(&profile), totals)]);
+        let progress = WindowProgress { recordings, files: BTreeSet::from(["a".to_owned()]) };
+        spooled.write_progress("sink", &progress).unwrap();
+        assert!(spooled.is_done("sink").unwrap() && !spooled.is_done("other").unwrap());
+        assert_eq!(spooled.progress("sink"), Some(progress));
+        fs::write(spooled.directory.join(progress_file("sink")), "{").unwrap();
+        assert!(!spooled.is_done("sink").unwrap(), "what is damaged is sent again");
+        assert_eq!(spooled.profiles().unwrap().len(), 1, "progress is not a recording");
     }
 
     #[test]

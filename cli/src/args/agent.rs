@@ -5,6 +5,7 @@ use std::path::PathBuf;
 use std::time::Duration;
 
 use clap::Args;
+use sinks::SinkAddress;
 
 use super::TEMPLATE;
 use super::attach::Engine;
@@ -14,6 +15,7 @@ const EXAMPLES: &str = "\
 Examples:
   vprof agent                              all VMs of this host, until SIGTERM
   vprof agent --to /srv/lake --window 10m
+  vprof agent --to s3://profiles/lake --to otlp+http://collector:4318
   vprof agent --name 'web*' --name db
   vprof agent --one-of 10 --label service=web
   vprof agent --once --window 1m --to lake  one window, and end
@@ -23,9 +25,14 @@ Examples:
 const NOTES: &str = "\
 The agent attaches to each virtual machine on KVM, as `vprof attach` does, and closes a recording at the \
 end of each window of the clock. A window becomes one Parquet file for each of the tables samples, stacks, vcpus, \
-tasks and vms, as DIR/v1/TABLE/day=YYYY-MM-DD/hour=HH/HOST-YYYYMMDDTHH-N.parquet, which SQL engines read together. \
-Recordings are in the spool until their window is over and written: what an agent that was killed has left is \
-written at the next start. docs/fleet.md has the columns, and examples of queries.
+tasks and vms, as v1/TABLE/day=YYYY-MM-DD/hour=HH/HOST-YYYYMMDDTHH-N.parquet in a directory or a bucket, which SQL engines \
+read together. Receivers of OpenTelemetry profiles get each recording of a window as requests of OTLP 1.10.0 \
+(v1development). Recordings are in the spool until their window is over and each sink has it: what an agent that was \
+killed has left is sent at the next start. docs/fleet.md has the columns, and examples of queries.
+
+A bucket is reached by the variables AWS_* of the environment (AWS_ACCESS_KEY_ID, AWS_SECRET_ACCESS_KEY, AWS_REGION, \
+AWS_ENDPOINT_URL; http:// only with AWS_ALLOW_HTTP=true), or by the role of the machine. Headers for receivers of \
+profiles are in OTEL_EXPORTER_OTLP_HEADERS.
 
 It needs the rights of `vprof attach`. One agent runs on a host; SIGTERM and Ctrl-C close the window and write it.
 
@@ -35,9 +42,11 @@ Exit codes: 0 done; 1 failed, or a window could not be written; 2 the command li
 #[derive(Debug, Args)]
 #[command(before_help = EXAMPLES, after_help = NOTES, help_template = TEMPLATE)]
 pub struct AgentArgs {
-    /// Directory of the Parquet files
-    #[arg(long, default_value = "/var/lib/vprof/lake", value_name = "DIR")]
-    pub to: PathBuf,
+    /// Sink of the windows: a directory or s3://BUCKET/PREFIX for Parquet files, or a receiver of
+    /// OpenTelemetry profiles (otlp+http://HOST:4318, otlp+grpc://HOST:4317, with TLS otlp+https:// and
+    /// otlp+grpcs://); repeatable
+    #[arg(long, default_value = "/var/lib/vprof/lake", value_name = "SINK")]
+    pub to: Vec<SinkAddress>,
 
     /// Only machines with this name, as `vprof attach` lists them; `*` stands for any characters; repeatable
     #[arg(long, value_name = "NAME")]
@@ -95,7 +104,11 @@ pub struct AgentWindowArgs {
     /// Directory of the window in the spool
     pub window: PathBuf,
 
-    /// Directory of the Parquet files
+    /// Sink of the window
     #[arg(long)]
-    pub to: PathBuf,
+    pub to: SinkAddress,
+
+    /// Only make the files in the spool that the sink is sent
+    #[arg(long)]
+    pub stage: bool,
 }

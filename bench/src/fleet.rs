@@ -51,9 +51,12 @@ impl Source {
         let drawn = &mut self.profile.recording.samples;
         drawn.clear();
         for sample in &self.samples {
-            let times = self.times.sample(rng) as usize;
             let sample = RecordedSample { weight_ns: sample.weight_ns * self.weight, ..*sample };
-            drawn.extend(std::iter::repeat_n(sample, times));
+            let mut times = self.times.sample(rng);
+            while times >= 1.0 {
+                drawn.push(sample);
+                times -= 1.0;
+            }
         }
         &self.profile
     }

@@ -71,7 +71,7 @@ mod tests {
     fn words_of_others_are_one_short_line() {
         assert_eq!(words("status 500: <?xml version=\"1.0\"?>\n<Error>"), "status 500");
         assert_eq!(words("a\nb"), "a");
-        assert_eq!(words("\x1b[31mred"), "\\u{1b}[31mred");
+        assert_eq!(words("\x1b[31mred"), "\\x1b[31mred");
         assert_eq!(words(&"x".repeat(10_000)).len(), MOST_WORDS);
     }
 }

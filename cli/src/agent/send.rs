@@ -37,6 +37,8 @@ pub fn send(spooled: &SpooledWindow, to: &SinkAddress, totals: &mut SentTotals) 
     Ok(true)
 }
 
+/// Random numbers of the kernel, which every worker reads: for keys of hash tables, and of TLS.
+const RANDOM: [&str; 2] = ["/dev/urandom", "/dev/random"];
 /// Directories and files that clients of the network read: names of hosts, authorities, libraries of the
 /// resolver, credentials of containers.
 const READABLE: [&str; 7] =
@@ -53,10 +55,11 @@ const READABLE_VARIABLES: [&str; 4] = [
 fn enter_wall(spooled: &SpooledWindow, to: &SinkAddress) -> Result<(), Error> {
     let own = spooled.directory.as_path();
     match to {
-        SinkAddress::Directory(lake) => wall::enter_worker(&[], &[own, lake], false)?,
+        SinkAddress::Directory(lake) => wall::enter_worker(&RANDOM.map(Path::new), &[own, lake], false)?,
         SinkAddress::Bucket(_) | SinkAddress::Otlp(_) => {
             let named = READABLE_VARIABLES.iter().filter_map(std::env::var_os).map(PathBuf::from);
-            let readable: Vec<PathBuf> = READABLE.iter().map(PathBuf::from).chain(named).collect();
+            let readable: Vec<PathBuf> =
+                READABLE.iter().chain(&RANDOM).map(PathBuf::from).chain(named).collect();
             let readable: Vec<&Path> = readable.iter().map(PathBuf::as_path).collect();
             wall::enter_worker(&readable, &[own], true)?
         }
@@ -90,6 +93,7 @@ fn stage(spooled: &SpooledWindow, to: &SinkAddress) -> Result<bool, Error> {
 /// # Errors
 /// A file cannot be written, or the window cannot be read.
 pub fn make_files(spooled: &SpooledWindow, to: &SinkAddress) -> Result<(), Error> {
+    wall::enter_worker(&RANDOM.map(Path::new), &[&spooled.directory], false)?;
     match to {
         SinkAddress::Directory(_) => Ok(()),
         SinkAddress::Bucket(_) => convert::stage_lake(spooled),

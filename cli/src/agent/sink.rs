@@ -78,7 +78,6 @@ pub fn command(args: &AgentWindowArgs) -> Result<ExitCode, Error> {
         return Err(Error::file("read", &args.window, reason));
     };
     if args.stage {
-        wall::enter_worker(&[], &[&window.directory], false)?;
         send::make_files(&window, &args.to)?;
         return Ok(ExitCode::Done);
     }

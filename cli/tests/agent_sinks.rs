@@ -366,7 +366,7 @@ fn a_store_that_fails_or_is_silent_ends_the_attempt() {
     let targets: Vec<String> =
         brief.requests().iter().skip(2).map(|request| request.target.clone()).collect();
     assert!(
-        targets[0].starts_with("PUT /profiles/lake/v1/samples/day=2025-11-24/hour=16/alpha-"),
+        targets[0].starts_with("PUT /profiles/lake/v1/samples/day%3D2025-11-24/hour%3D16/alpha-"),
         "{targets:?}"
     );
 }

@@ -494,8 +494,8 @@ impl<'a> Agent<'a> {
                     Some(totals) => eprintln!("vprof: {}", sink.sentence(&window, totals)),
                     None => {
                         let (name, address) = (window.window.name(), &sink.address);
-                        let again = units::duration(sink.not_before().saturating_duration_since(now));
-                        eprintln!("vprof: {name} stays in the spool: {address} is tried again in {again}");
+                        let again = sink.not_before().saturating_duration_since(now).as_secs();
+                        eprintln!("vprof: {name} stays in the spool: {address} is tried again in {again} s");
                     }
                 }
                 ended.push((window, totals));

@@ -25,6 +25,8 @@ mod spool;
 mod window;
 
 use std::collections::{HashMap, HashSet};
+use std::io::{self, IsTerminal as _};
+use std::os::unix::process::CommandExt as _;
 use std::path::{Path, PathBuf};
 use std::process::Command;
 use std::sync::PoisonError;
@@ -80,10 +82,12 @@ pub fn command(args: &AgentArgs) -> Result<ExitCode, Error> {
         .enable_all()
         .build()
         .map_err(|source| Error::System { action: "start the runtime", source })?;
-    runtime.block_on(async {
+    let mut again = false;
+    let ended = runtime.block_on(async {
         let failed = |source| Error::System { action: "wait for signals", source };
         let mut terminate = signal(SignalKind::terminate()).map_err(failed)?;
         let mut interrupt = signal(SignalKind::interrupt()).map_err(failed)?;
+        let mut hangup = signal(SignalKind::hangup()).map_err(failed)?;
         let mut checks = tokio::time::interval(CHECK);
         checks.set_missed_tick_behavior(tokio::time::MissedTickBehavior::Delay);
         loop {
@@ -95,9 +99,29 @@ pub fn command(args: &AgentArgs) -> Result<ExitCode, Error> {
                 }
                 _ = terminate.recv() => agent.end(),
                 _ = interrupt.recv() => agent.end(),
+                _ = hangup.recv() => {
+                    // One that says that the terminal has gone ends the agent.
+                    again = !io::stdin().is_terminal();
+                    agent.end();
+                }
             }
         }
-    })
+    });
+    match ended {
+        Ok(_) if again => Err(start_again()),
+        ended => ended,
+    }
+}
+
+/// Replaces this process by the program as it is now, with the same arguments and the settings as they are now.
+/// Returns the reason if that fails. Descriptors close, and the next agent finds the spool.
+fn start_again() -> Error {
+    let mut words = std::env::args_os();
+    let source = match words.next() {
+        Some(program) => Command::new(program).args(words).exec(),
+        None => io::ErrorKind::NotFound.into(),
+    };
+    Error::System { action: "start the agent again", source }
 }
 
 /// Runs the command `agent-window`.

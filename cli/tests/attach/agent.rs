@@ -43,7 +43,7 @@ impl TestAgent {
 fn agent(directory: &Path, name: &str, arguments: &[&str]) -> Command {
     let mut agent = vprof(["agent", "--name", name, "--rate", "500"]);
     agent.args(arguments).arg("--to").arg(directory.join("lake")).arg("--spool").arg(directory.join("spool"));
-    agent.env("XDG_RUNTIME_DIR", directory).stderr(Stdio::piped());
+    agent.env("XDG_RUNTIME_DIR", directory).stdin(Stdio::null()).stderr(Stdio::piped());
     agent
 }
 
@@ -160,6 +160,27 @@ fn a_window_is_in_the_lake_and_the_next_agent_continues() {
     assert_eq!(code, Some(0), "{messages}");
     let all: i64 = files(&own.join("lake/v1/vms"), "").len().try_into().unwrap();
     assert!(all == 1 && sum(&table(own, "samples"), "samples") >= counted || all > 1, "{messages}");
+}
+
+#[test]
+fn a_hangup_starts_the_agent_again_in_the_same_window() {
+    run_as_vmm();
+    let name = name_of("hangup");
+    let test = "agent::a_hangup_starts_the_agent_again_in_the_same_window";
+    let Some(_vm) = TestVm::start_named(test, "spin", &name) else { return };
+    let directory = tempfile::tempdir().unwrap();
+    let own = directory.path();
+    let agent = TestAgent(agent(own, &name, &["--window", "10m"]).spawn().unwrap());
+    let first = recording(own);
+    agent.signal(Signal::SIGHUP);
+    eventually("a second recording", BEGIN, || {
+        // Between two windows of ten minutes the first is written and removed.
+        (files(&own.join("spool"), ".vprof").len() > 1 || !first.exists()).then_some(())
+    });
+    agent.signal(Signal::SIGTERM);
+    let (code, messages) = agent.end();
+    assert_eq!(code, Some(0), "{messages}");
+    assert!(messages.contains(" of 1 recording in "), "before the second one: {messages}");
 }
 
 #[test]

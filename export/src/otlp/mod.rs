@@ -3,7 +3,7 @@
 //!
 //! A message has one resource for each virtual machine, and in it two profiles of the same samples: their
 //! time, and their number. Samples with the same stack and attributes are one. What stacks refer to is in
-//! tables, as in [`crate::pprof`], whose indexes count from 1: here the first row of each table is empty.
+//! tables, as in `pprof`, whose indexes count from 1: here the first row of each table is empty.
 
 #[cfg(test)]
 mod tests;

@@ -113,8 +113,8 @@ pub fn command(args: &AgentArgs) -> Result<ExitCode, Error> {
     }
 }
 
-/// Replaces this process by the program as it is now, with the same arguments and the settings as they are now.
-/// Returns the reason if that fails. Descriptors close, and the next agent finds the spool.
+/// Replaces this process by the program as it is now, with the same arguments and the settings as they are
+/// now. Returns the reason if that fails. Descriptors close, and the next agent finds the spool.
 fn start_again() -> Error {
     let mut words = std::env::args_os();
     let source = match words.next() {

@@ -471,7 +471,7 @@ pub fn killed_profilers_leave_nothing(engine: EngineChoice, test: &str) {
             assert!(!traced(vm.pid()), "after kill {kills}");
             kills += 1;
         }
-        assert!(kills >= before + 5, "{kills} kills");
+        assert!(kills == 100 || kills >= before + 5, "{before}, then {kills} kills");
         let expected = *expected.get_or_insert_with(|| checksum(iterations));
         let mut rest = String::new();
         vm.output.read_to_string(&mut rest).unwrap();

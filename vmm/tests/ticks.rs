@@ -74,18 +74,21 @@ fn a_tick_stops_the_guest_when_it_is_due() {
     let stops = stops.lock().unwrap();
     let (first, last) = (stops[10], stops[stops.len() - 2]);
     let per_ns = (last.read - first.read) as f64 / (last.exited_ns - first.exited_ns) as f64;
+    let pairs = || stops[10..stops.len() - 1].windows(2);
+    let with = |gaps| pairs().filter(move |pair| pair[1].gaps - pair[0].gaps == gaps);
+    // One, unless an interrupt of the host follows each stop: what it takes hides as much of a late stop.
+    let gaps = (1..=2).find(|gaps| with(*gaps).count() > 50);
+    let gaps =
+        gaps.unwrap_or_else(|| panic!("the guest had no CPU more often at each of {} stops", stops.len()));
     // Stops after which the guest missed nothing else until the next one: the time that it missed beyond what
     // the thread reports.
-    let mut beyond: Vec<f64> = stops[10..stops.len() - 1]
-        .windows(2)
-        .filter(|pair| pair[1].gaps - pair[0].gaps == 1)
+    let mut beyond: Vec<f64> = with(gaps)
         .map(|pair| {
             let missed_ns = (pair[1].gone - pair[0].gone) as f64 / per_ns;
             missed_ns - (pair[0].entered_ns - pair[0].due_ns) as f64
         })
         .collect();
     beyond.sort_by(f64::total_cmp);
-    assert!(beyond.len() > 50, "{} of {} stops", beyond.len(), stops.len());
     // Entering and leaving take time, too; the clock's readings are good for a microsecond.
     assert!(beyond[beyond.len() / 2] > -1_000.0, "{:?} ns", beyond[beyond.len() / 2]);
 }

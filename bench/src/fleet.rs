@@ -1,10 +1,9 @@
 //! A lake of many hosts, made of a few real profiles.
 
-use std::fs::{self, File};
 use std::path::{Path, PathBuf};
 
 use anyhow::{Context, ensure};
-use export::lake::{HOUR_NS, LakeProfile, LakeTable, LakeVm, LakeWindow, LakeWriter};
+use export::lake::{HOUR_NS, LakeProfile, LakeVm, LakeWindow, LakeWriter};
 use profile::Profile;
 use profile::report::RecordedSample;
 use profile::store::Value;
@@ -81,12 +80,7 @@ pub fn write(lake: &Path, host_hours: u64, profiles: &[PathBuf]) -> anyhow::Resu
             inclusion: 1.0,
             dropped_windows: 0,
         };
-        let open = |table: LakeTable| {
-            let path = lake.join(window.path(table));
-            fs::create_dir_all(path.parent().unwrap_or(lake))?;
-            File::create(path)
-        };
-        let mut writer = LakeWriter::new(window.clone(), open)?;
+        let mut writer = LakeWriter::create(window, lake)?;
         let vm = LakeVm {
             id: format!("vm-{host:06}"),
             name: format!("vm-{host}"),

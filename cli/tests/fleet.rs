@@ -2,7 +2,7 @@
 
 mod support;
 
-use std::fs::{self, File};
+use std::fs;
 use std::os::unix::fs::PermissionsExt;
 use std::path::{Path, PathBuf};
 use std::process::Output;
@@ -31,12 +31,7 @@ impl Lake {
                 inclusion: 1.0,
                 dropped_windows: 0,
             };
-            let open = |table| {
-                let file = lake.path().join(window.path(table));
-                fs::create_dir_all(file.parent().unwrap())?;
-                File::create(file)
-            };
-            let mut writer = LakeWriter::new(window.clone(), open).unwrap();
+            let mut writer = LakeWriter::create(window, &lake.path()).unwrap();
             let vm = LakeVm {
                 id: format!("id-{number}"),
                 name: format!("web_{number}"),

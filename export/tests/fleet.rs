@@ -2,7 +2,7 @@
 
 use std::collections::BTreeMap;
 use std::ffi::OsString;
-use std::fs::{self, File};
+use std::fs;
 use std::net::{TcpListener, TcpStream};
 use std::path::{Path, PathBuf};
 use std::process::{Child, Command, Stdio};
@@ -60,12 +60,7 @@ impl Lake {
             inclusion: 1.0,
             dropped_windows: 0,
         };
-        let open = |table| {
-            let file = self.path().join(window.path(table));
-            fs::create_dir_all(file.parent().expect("a directory"))?;
-            File::create(file)
-        };
-        let mut writer = LakeWriter::new(window.clone(), open).expect("files");
+        let mut writer = LakeWriter::create(window, &self.path()).expect("files");
         let vm = LakeVm { id: format!("vm-{host}"), name: format!("web-{host}"), ..LakeVm::default() };
         let profile = LakeProfile::read(&Profile::open(&path).expect("a profile")).expect("a whole profile");
         writer.add(&vm, &profile).expect("rows");

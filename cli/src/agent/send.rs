@@ -11,6 +11,7 @@ use sinks::{BucketAddress, ObjectSink, OtlpAddress, OtlpSink, SinkAddress, SinkE
 use text::clean::escaped;
 
 use super::convert::{self, LakePlace, STAGED_LAKE, STAGED_REQUESTS};
+use super::recorder::ends_with_parent;
 use super::sink::{SentTotals, progress_name};
 use super::spool::{SpooledWindow, WindowProgress, recording_name};
 use crate::errors::Error;
@@ -67,10 +68,19 @@ fn enter_wall(spooled: &SpooledWindow, to: &SinkAddress) -> Result<(), Error> {
     Ok(())
 }
 
-/// Sets the environment of a process that works on a window.
-pub fn set_environment(command: &mut Command, spooled: &SpooledWindow) {
+/// Returns the command of a process that sends a window, or makes what is sent. It ends with the calling
+/// thread and has no input.
+pub fn worker(spooled: &SpooledWindow, to: &SinkAddress) -> Command {
+    let mut command = Command::new("/proc/self/exe");
+    command.arg("agent-window").arg(&spooled.directory).arg("--to");
+    match to {
+        SinkAddress::Directory(path) => command.arg(path),
+        other => command.arg(other.to_string()),
+    };
     // SQLite's temporary files are where the process may write.
-    command.env("VPROF_CONFIG", "").env("SQLITE_TMPDIR", &spooled.directory);
+    command.env("VPROF_CONFIG", "").env("SQLITE_TMPDIR", &spooled.directory).stdin(Stdio::null());
+    ends_with_parent(&mut command);
+    command
 }
 
 /// Makes the files that a sink on the network is sent, in another process. Returns false if that has failed.
@@ -78,13 +88,9 @@ fn stage(spooled: &SpooledWindow, to: &SinkAddress) -> Result<bool, Error> {
     if matches!(to, SinkAddress::Directory(_)) {
         return Ok(true);
     }
-    let mut command = Command::new("/proc/self/exe");
-    command.arg("agent-window").arg(&spooled.directory).args(["--stage", "--to", &to.to_string()]);
-    set_environment(&mut command, spooled);
+    let mut command = worker(spooled, to);
     super::without_secrets(&mut command);
-    command.stdin(Stdio::null()).stdout(Stdio::null());
-    super::recorder::ends_with_parent(&mut command);
-    let status = command.status();
+    let status = command.arg("--stage").stdout(Stdio::null()).status();
     Ok(status.map_err(|source| Error::System { action: "start vprof agent-window", source })?.success())
 }
 

@@ -4,7 +4,7 @@
 use std::collections::{BTreeSet, HashSet};
 use std::io::{self, Read};
 use std::path::{Path, PathBuf};
-use std::process::{Child, Command, Stdio};
+use std::process::{Child, Stdio};
 use std::time::{Duration, Instant};
 
 use export::lake::identity;
@@ -13,7 +13,7 @@ use sinks::SinkAddress;
 use text::units;
 
 use super::spool::{SpooledWindow, WindowProgress};
-use super::{convert, recorder, send};
+use super::{convert, send};
 use crate::args::AgentWindowArgs;
 use crate::errors::{Error, ExitCode};
 use crate::output::write_json_line;
@@ -306,19 +306,11 @@ impl WindowProcess {
     /// Starts the process. It ends with this one, whose main thread has to call this: the next agent would
     /// send the same otherwise.
     fn start(window: SpooledWindow, to: &SinkAddress) -> Result<Self, Error> {
-        let mut command = Command::new("/proc/self/exe");
-        command.arg("agent-window").arg(&window.directory).arg("--to");
-        send::set_environment(&mut command, &window);
-        match to {
-            SinkAddress::Directory(path) => {
-                command.arg(path);
-                super::without_secrets(&mut command);
-            }
-            other => drop(command.arg(other.to_string())),
+        let mut command = send::worker(&window, to);
+        if let SinkAddress::Directory(_) = to {
+            super::without_secrets(&mut command);
         }
-        command.stdin(Stdio::null()).stdout(Stdio::piped());
-        recorder::ends_with_parent(&mut command);
-        let child = command.spawn();
+        let child = command.stdout(Stdio::piped()).spawn();
         let child = child.map_err(|source| Error::System { action: "start vprof agent-window", source })?;
         Ok(Self { child, window })
     }

@@ -99,22 +99,22 @@ pub struct FleetArgs {
 impl FleetArgs {
     /// Returns the options that choose data, with their values.
     pub fn conditions(&self) -> Vec<(&'static str, String)> {
-        let list = |values: &[String]| (!values.is_empty()).then(|| values.join(", "));
-        let sides = |side: &[Selector]| {
-            (!side.is_empty()).then(|| side.iter().map(ToString::to_string).collect::<Vec<_>>().join(", "))
-        };
         let all = [
             ("Lake", Some(self.lake.clone())),
             ("Day", self.day.clone()),
             ("Machines", self.vm.clone()),
             ("Hosts", self.vm_host.clone()),
-            ("Labels", list(&self.label)),
+            ("Labels", joined(&self.label)),
             ("Kernel", self.kernel.clone()),
             ("Program", self.process.clone()),
             ("Function", self.function.clone()),
-            ("Before", sides(&self.before)),
-            ("After", sides(&self.after)),
+            ("Before", joined(&self.before)),
+            ("After", joined(&self.after)),
         ];
         all.into_iter().filter_map(|(name, value)| Some((name, value?))).collect()
     }
+}
+
+fn joined(values: &[impl ToString]) -> Option<String> {
+    (!values.is_empty()).then(|| values.iter().map(ToString::to_string).collect::<Vec<_>>().join(", "))
 }

@@ -23,7 +23,9 @@ mod tests;
 mod window;
 
 use std::collections::{BTreeMap, HashSet};
+use std::fs::{self, File};
 use std::io::{self, Write};
+use std::path::Path;
 
 use profile::Profile;
 use profile::report::{Filter, MemoryReport, Recording, RecordingRequest, ReportError};
@@ -172,6 +174,22 @@ struct CommonColumns<'a> {
     kernel: String,
     inclusion: f64,
     rate_hz: f64,
+}
+
+impl LakeWriter<File> {
+    /// Begins the files of a window in the directory of a lake under their own names: for a lake that nobody
+    /// reads meanwhile.
+    ///
+    /// # Errors
+    /// A file or its directory cannot be made.
+    pub fn create(window: LakeWindow, lake: &Path) -> io::Result<Self> {
+        let paths = window.clone();
+        Self::new(window, |table| {
+            let path = lake.join(paths.path(table));
+            fs::create_dir_all(path.parent().unwrap_or(lake))?;
+            File::create(path)
+        })
+    }
 }
 
 impl<W: Write + Send> LakeWriter<W> {

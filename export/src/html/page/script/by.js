@@ -1,5 +1,6 @@
 // Time by programs, threads, control groups, modules, lines, instructions, system calls or interrupts, in a merged
-// profile also by virtual machines and hosts: what `vprof report --by` shows, and the same of the picked time where the samples in the page have it.
+// profile also by virtual machines and hosts: what `vprof report --by` shows, and the same of the picked time where the
+// samples in the page have it.
 
 /** Kinds with their names, in the order of the list; `code`: a sample counts for its callers, too. */
 const KINDS = [

@@ -4,7 +4,7 @@
 //! after one that doubles, and within [`RETRY_LIMIT`].
 
 use std::io::Read;
-use std::time::{Duration, Instant};
+use std::time::{Duration, Instant, SystemTime};
 
 use flate2::read::GzDecoder;
 use opentelemetry_proto::tonic::collector::profiles::v1development::profiles_service_client::ProfilesServiceClient;
@@ -189,8 +189,7 @@ async fn post(
     let mut answer = request.send().await.map_err(lost)?;
     let status = answer.status();
     let is_protobuf = answer.headers().get(CONTENT_TYPE).is_some_and(|kind| kind == PROTOBUF);
-    let after = answer.headers().get(RETRY_AFTER).and_then(|value| value.to_str().ok()?.trim().parse().ok());
-    let after = after.map(Duration::from_secs);
+    let after = answer.headers().get(RETRY_AFTER).and_then(|value| retry_after(value.to_str().ok()?));
     let mut body = Vec::new();
     while let Some(part) = answer.chunk().await.map_err(lost)? {
         if body.len() + part.len() > LONGEST_ANSWER {
@@ -222,6 +221,16 @@ async fn post(
         _ => String::new(),
     };
     Err(Failure { fate, reason: format!("status {status}{}{hint}", after_colon(&said)) })
+}
+
+/// Returns the time that `Retry-After` asks for: seconds, or a date of HTTP (RFC 9110, section 10.2.3).
+fn retry_after(text: &str) -> Option<Duration> {
+    let text = text.trim();
+    if let Ok(seconds) = text.parse() {
+        return Some(Duration::from_secs(seconds));
+    }
+    let date = httpdate::parse_http_date(text).ok()?;
+    Some(date.duration_since(SystemTime::now()).unwrap_or_default())
 }
 
 /// Sends a request by gRPC.

@@ -3,7 +3,7 @@
 use std::io::{Read, Write};
 use std::net::{SocketAddr, TcpListener};
 use std::sync::{Arc, Mutex};
-use std::time::{Duration, Instant};
+use std::time::{Duration, Instant, SystemTime};
 
 use flate2::Compression;
 use flate2::read::GzDecoder;
@@ -110,6 +110,12 @@ fn a_busy_receiver_is_asked_again_after_its_time() {
     assert!(words(&error).contains("status 503"), "{error}");
     assert!(matches!(error, SinkError::Failed { after: Some(after), .. } if after.as_secs() == 3_600));
     assert_eq!(receiver.requests().len(), 1);
+    // The other form of the header is a date.
+    let date = httpdate::fmt_http_date(SystemTime::now() + Duration::from_secs(3_600));
+    let header = format!("Retry-After: {date}\r\n").leak();
+    let (sent, _) = post(vec![HttpAnswer::Status(429, header, Vec::new())]);
+    let after = |error| matches!(error, SinkError::Failed { after: Some(after), .. } if (3_500..=3_600).contains(&after.as_secs()));
+    assert!(after(sent.unwrap_err()));
 }
 
 #[test]

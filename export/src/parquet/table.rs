@@ -19,6 +19,8 @@ use ::parquet::schema::types::Type;
 const GROUP: usize = 1 << 17;
 /// Size of a column's dictionary in a row group above which values are stored without it, bytes.
 const DICTIONARY: usize = 8 << 20;
+/// Level of ZSTD's compression: files are kept for years, and made once.
+const LEVEL: i32 = 9;
 
 /// Type of a column's values.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -241,7 +243,7 @@ impl<W: Write + Send> TableWriter<W> {
         let key_value = |(key, value): &(&str, String)| KeyValue::new((*key).to_owned(), value.clone());
         let properties = WriterProperties::builder()
             .set_created_by(concat!("vprof ", env!("CARGO_PKG_VERSION")).to_owned())
-            .set_compression(Compression::ZSTD(ZstdLevel::default()))
+            .set_compression(Compression::ZSTD(ZstdLevel::try_new(LEVEL).map_err(io_error)?))
             .set_statistics_enabled(EnabledStatistics::Chunk)
             .set_offset_index_disabled(true)
             .set_dictionary_page_size_limit(DICTIONARY)

@@ -31,6 +31,13 @@ const DUCKDB: &str = "duckdb-cli==1.5.6";
 const SPARK: &str = "pyspark==4.3.0";
 /// Day of the lake that `bench fleet` makes.
 const DAY: &str = "2025-11-24";
+/// The fleet of the arithmetic.
+const FLEET_HOSTS: u64 = 10_000;
+const FLEET_CPUS: u64 = 100;
+/// Files of a host's window.
+const LAKE_TABLES: u64 = 5;
+/// Of a day.
+const SECONDS: f64 = 86_400.0;
 /// Questions with the words that they need.
 const QUESTIONS: [&[&str]; 7] = [
     &["top"],
@@ -77,6 +84,48 @@ impl LakeSize {
     /// Returns the times with their names.
     fn engines(&self) -> [(&'static str, &Times); 3] {
         [("DuckDB", &self.duckdb), ("DuckDB, after compaction", &self.compact), ("Spark", &self.spark)]
+    }
+
+    /// Returns what a day of [`FLEET_HOSTS`] hosts with [`FLEET_CPUS`] vCPUs each takes, if the figures of
+    /// this lake hold for each vCPU.
+    fn large_fleet(&self) -> String {
+        let hours = self.host_hours as f64;
+        let core_days = (FLEET_HOSTS * FLEET_CPUS) as f64;
+        let of_fleet = |measured: f64| measured / hours * 24.0 * core_days;
+        let (bytes, compact) = (of_fleet(self.bytes as f64), of_fleet(self.compact_bytes as f64));
+        let cpus = std::thread::available_parallelism().map_or(1, usize::from) as f64;
+        let core_hours =
+            |times: &Times| of_fleet(times.first().copied().unwrap_or(f64::NAN)) * cpus / 3_600.0;
+        let files = (FLEET_HOSTS * 24 * LAKE_TABLES) as f64;
+        let rows = [
+            ("files, each one PUT", format!("{:.1} million", files / 1e6)),
+            ("bytes", format!("{:.1} TB", bytes / 1e12)),
+            (
+                "network, mean of a host",
+                format!("{:.0} kbit/s", bytes * 8.0 / SECONDS / FLEET_HOSTS as f64 / 1e3),
+            ),
+            ("network, mean of all", format!("{:.2} Gbit/s", bytes * 8.0 / SECONDS / 1e9)),
+            (
+                "storage of a month, compact but for a day",
+                format!("{:.0} TB", (bytes + 30.0 * compact) / 1e12),
+            ),
+            ("CPU time of the agents, budget of 0.1 %", format!("{:.0} core-hours", core_days * 24.0 / 1e3)),
+            (
+                "CPU time of `top` for all of the day, DuckDB",
+                format!("{:.0} core-hours", core_hours(&self.duckdb)),
+            ),
+            ("the same after compaction", format!("{:.1} core-hours", core_hours(&self.compact))),
+        ];
+        let mut text = format!(
+            "A day of {FLEET_HOSTS} hosts with {FLEET_CPUS} vCPUs each, by the figures of {} hosts' hours: as if \
+             each vCPU\nwere a machine of its own. Those of one machine share rows and stacks, and take less.\n\n\
+             | a day | |\n|---|---|\n",
+            self.host_hours
+        );
+        for (what, much) in rows {
+            text += &format!("| {what} | {much} |\n");
+        }
+        text + "\n"
     }
 }
 
@@ -250,10 +299,9 @@ fn document(sizes: &[LakeSize]) -> String {
             text.push('\n');
         }
     }
-    text + &format!(
-        "\n![Time of a question by the number of hosts]({})\n\n",
-        PLOT.trim_start_matches("docs/")
-    )
+    text +=
+        &format!("\n![Time of a question by the number of hosts]({})\n\n", PLOT.trim_start_matches("docs/"));
+    text + &sizes.last().map(LakeSize::large_fleet).unwrap_or_default()
 }
 
 /// Draws the times of the first question.

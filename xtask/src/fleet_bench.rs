@@ -118,7 +118,7 @@ impl LakeSize {
         ];
         let mut text = format!(
             "A day of {FLEET_HOSTS} hosts with {FLEET_CPUS} vCPUs each, by the figures of {} hosts' hours: as if \
-             each vCPU\nwere a machine of its own. Those of one machine share rows and stacks, and take less.\n\n\
+             each vCPU\nwere a separate machine. Those of one machine share rows and stacks, and take less.\n\n\
              | a day | |\n|---|---|\n",
             self.host_hours
         );

@@ -264,11 +264,13 @@ impl TestSession<'_> {
         Ok(ExitCode::FAILURE)
     }
 
-    /// Runs one program for each CPU at a time. The output of each is printed when it has ended.
+    /// Runs one program for each CPU at a time, and one of those that wait. The output of each is printed when
+    /// it has ended.
     fn run_side_by_side(&self) -> Result<TestTotals> {
-        let queue = Mutex::new(self.programs.side_by_side().into_iter());
+        let queues = [self.programs.side_by_side(), self.programs.waiting()];
+        let [busy, waiting] = &queues.map(|programs| Mutex::new(programs.into_iter()));
         let totals = Mutex::new(TestTotals::default());
-        let work = || {
+        let work = |queue: &Mutex<std::vec::IntoIter<&TestProgram>>| {
             // The lock is held only while the next one is taken.
             while let Some(program) = { queue.lock().unwrap_or_else(PoisonError::into_inner).next() } {
                 let outcome = self.run_changed(program, OutputMode::Kept)?;
@@ -285,7 +287,8 @@ impl TestSession<'_> {
         };
         let workers = std::thread::available_parallelism().map_or(1, usize::from);
         std::thread::scope(|scope| {
-            let workers: Vec<_> = (0..workers).map(|_| scope.spawn(work)).collect();
+            let queues = std::iter::repeat_n(busy, workers).chain([waiting]);
+            let workers: Vec<_> = queues.map(|queue| scope.spawn(move || work(queue))).collect();
             for worker in workers {
                 worker.join().unwrap_or_else(|panic| std::panic::resume_unwind(panic))?;
             }

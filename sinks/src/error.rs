@@ -1,6 +1,7 @@
 //! Failures of sinks, each as one sentence.
 
 use std::error::Error;
+use std::io;
 use std::time::Duration;
 
 use text::clean::escaped;
@@ -51,13 +52,27 @@ pub(crate) fn words(text: &str) -> String {
     escaped(text.trim_end_matches([':', ' '])).into_owned()
 }
 
+/// Returns true if the certificate of the other side is the cause: another attempt has the same result.
+pub(crate) fn is_certificate(error: &(dyn Error + 'static)) -> bool {
+    let mut cause = innermost_cause(error);
+    // The source of one of these is that of the error in it.
+    while let Some(within) = cause.downcast_ref::<io::Error>().and_then(io::Error::get_ref) {
+        cause = within;
+    }
+    matches!(cause.downcast_ref(), Some(rustls::Error::InvalidCertificate(_)))
+}
+
+fn innermost_cause<'a>(error: &'a (dyn Error + 'static)) -> &'a (dyn Error + 'static) {
+    let mut cause = error;
+    while let Some(source) = cause.source() {
+        cause = source;
+    }
+    cause
+}
+
 /// Returns the words of the innermost cause of an error: those around it repeat it or say less.
 pub(crate) fn innermost(error: &(dyn Error + 'static)) -> String {
-    let mut innermost = error;
-    while let Some(source) = innermost.source() {
-        innermost = source;
-    }
-    let text = innermost.to_string();
+    let text = innermost_cause(error).to_string();
     let text = words(text.split(" (os error").next().unwrap_or(&text));
     let mut chars = text.chars();
     chars.next().map_or_else(String::new, |first| format!("{}{}", first.to_lowercase(), chars.as_str()))

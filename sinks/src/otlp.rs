@@ -22,7 +22,7 @@ use tonic::{Code, Request, Status};
 use tonic_types::StatusExt;
 
 use crate::address::{OtlpAddress, OtlpTransport};
-use crate::error::{SinkError, innermost, words};
+use crate::error::{SinkError, innermost, is_certificate, words};
 use crate::{CONNECT_LIMIT, REQUEST_LIMIT, RETRY_LIMIT, USER_AGENT, runtime};
 
 /// Environment variable with headers of requests, as of OpenTelemetry's exporters: `name=value,name=value`,
@@ -184,7 +184,7 @@ async fn post(
     let lost = |error: reqwest::Error| {
         let reason =
             if error.is_timeout() { "it has not answered in time".to_owned() } else { innermost(&error) };
-        Failure { fate: Fate::Again(None), reason }
+        if is_certificate(&error) { untrusted(&reason) } else { Failure { fate: Fate::Again(None), reason } }
     };
     let mut answer = request.send().await.map_err(lost)?;
     let status = answer.status();
@@ -248,8 +248,18 @@ async fn call(
     client.export(request).await.map(tonic::Response::into_inner).map_err(|status| refused(&status))
 }
 
+/// Returns the failure of a receiver whose certificate is not accepted.
+fn untrusted(reason: &str) -> Failure {
+    let reason = format!("{reason} (SSL_CERT_FILE names other authorities than the system's)");
+    Failure { fate: Fate::Later, reason }
+}
+
 /// Returns the failure of an answer of gRPC.
 fn refused(status: &Status) -> Failure {
+    let source = std::error::Error::source(status);
+    if let Some(error) = source.filter(|error| is_certificate(*error)) {
+        return untrusted(&innermost(error));
+    }
     let after = status.get_details_retry_info().and_then(|info| info.retry_delay);
     let fate = match status.code() {
         // "Retryable gRPC status codes" of the specification; the first only if the receiver says when.
@@ -264,7 +274,7 @@ fn refused(status: &Status) -> Failure {
         _ => Fate::Later,
     };
     // Of a connection that has failed, the cause says more.
-    let said = match std::error::Error::source(status) {
+    let said = match source {
         Some(source) => innermost(source),
         None => words(status.message()),
     };

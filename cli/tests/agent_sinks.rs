@@ -403,7 +403,8 @@ fn certificates_are_those_of_the_systems_authorities() {
         ("s3://profiles".to_owned(), "/profiles/v1/samples/"),
     ];
     for (sink, served) in sinks {
-        // The system's own authorities know nothing of this one. The client of S3 would repeat that for a minute.
+        // The system's own authorities know nothing of this one. The client of S3 would repeat that for a
+        // minute.
         if sink.starts_with("otlp") {
             not_sent(TestSpool::send(&window, &sink, &keys), &["certificate", "SSL_CERT_FILE"]);
         }

@@ -149,9 +149,10 @@ pub fn run(options: &FleetBenchArgs) -> Result<ExitCode> {
         made.with_context(|| format!("{package} is not installed"))
     };
     let (duckdb, spark) = (packages(DUCKDB)?, packages(SPARK)?);
-    let mut path = OsString::from(duckdb);
+    // Spark looks for its home by the first python3.
+    let mut path = OsString::from(spark);
     path.push(":");
-    path.push(spark);
+    path.push(duckdb);
     path.push(":");
     path.push(std::env::var_os("PATH").unwrap_or_default());
     let bench = FleetBench { tools, path, root, line };

@@ -264,8 +264,8 @@ impl TestSession<'_> {
         Ok(ExitCode::FAILURE)
     }
 
-    /// Runs one program for each CPU at a time, and one of those that wait. Each one's output is printed at its
-    /// end.
+    /// Runs one program for each CPU at a time, and one of those that wait. Each one's output is printed at
+    /// its end.
     fn run_side_by_side(&self) -> Result<TestTotals> {
         let queues = [self.programs.side_by_side(), self.programs.waiting()];
         let [busy, waiting] = &queues.map(|programs| Mutex::new(programs.into_iter()));

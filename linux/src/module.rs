@@ -7,7 +7,7 @@
 use text::clean::ascii;
 
 use crate::kallsyms::MAX_NAME;
-use crate::kallsyms::decode::SymbolNames;
+use crate::kallsyms::decode::{NameList, SymbolNames};
 use crate::kallsyms::functions::{FunctionTable, KallsymsSymbol};
 use crate::layout::{ModuleKallsymsLayout, ModuleLayout};
 use crate::memory::PhysicalMemory;
@@ -229,7 +229,7 @@ fn symbols<M: PhysicalMemory>(
     budget.strings = budget.strings.checked_sub(last_name)?;
     let strings = strings(view, view.u64(kallsyms, layout.strtab)?, last_name)?;
 
-    let mut names = SymbolNames::default();
+    let mut names = NameList::default();
     let mut kept = Vec::new();
     for (symbol, &kind) in symtab.chunks_exact(ELF_SYMBOL).zip(&types) {
         // Elf64_Sym: st_name at 0, st_value at 8.
@@ -242,7 +242,7 @@ fn symbols<M: PhysicalMemory>(
         names.push(&ascii(&name[..name.len().min(MAX_NAME)]));
         kept.push((value, kind));
     }
-    names.shrink();
+    let names = names.finish();
     let functions = FunctionTable::new(text, kept.len(), |i| {
         let (address, kind) = kept.get(i as usize).copied().unwrap_or_default();
         KallsymsSymbol { address, kind, name: names.get(i) }

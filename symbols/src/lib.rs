@@ -18,6 +18,7 @@ pub mod fixture;
 pub mod go;
 pub mod names;
 mod registers;
+pub mod shared_table;
 
 pub use address::{AddressKind, CodeAddr, CodeSpace, FileOffset, LinkAddr, PhysAddr, VirtAddr};
 pub use registers::{Registers, StackMemory};

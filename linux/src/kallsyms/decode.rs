@@ -2,20 +2,44 @@
 
 use crate::kallsyms::MAX_NAME;
 use crate::kallsyms::locate::{KallsymsArrays, name_length};
+use symbols::shared_table::SharedTable;
 use text::clean::ascii;
 
 /// Expanded names, at most: hostile tokens are as long as their table, and names repeat them.
 const MAX_EXPANDED: usize = 32 << 20;
 
-/// Names of symbols, one after the other in one string.
+/// Names of symbols, one after the other.
 #[derive(Debug, Default)]
 pub(crate) struct SymbolNames {
-    text: String,
+    /// UTF-8.
+    text: SharedTable<u8>,
     /// End of name `i`; it starts at the end of `i - 1`.
-    ends: Vec<u32>,
+    ends: SharedTable<u32>,
 }
 
 impl SymbolNames {
+    /// Returns the name `i`; empty when there is none.
+    pub(crate) fn get(&self, i: u32) -> &str {
+        let i = i as usize;
+        let start = i.checked_sub(1).and_then(|before| self.ends.get(before)).map_or(0, |&e| e as usize);
+        let end = self.ends.get(i).map_or(0, |&e| e as usize);
+        std::str::from_utf8(self.text.get(start..end).unwrap_or_default()).unwrap_or("")
+    }
+
+    /// Returns the number of names.
+    pub(crate) fn len(&self) -> usize {
+        self.ends.len()
+    }
+}
+
+/// Names that are being collected.
+#[derive(Debug, Default)]
+pub(crate) struct NameList {
+    text: String,
+    ends: Vec<u32>,
+}
+
+impl NameList {
     /// Appends a name.
     pub(crate) fn push(&mut self, name: &str) {
         self.text.push_str(name);
@@ -23,23 +47,10 @@ impl SymbolNames {
         self.ends.push(u32::try_from(self.text.len()).unwrap_or(u32::MAX));
     }
 
-    /// Returns the name `i`; empty when there is none.
-    pub(crate) fn get(&self, i: u32) -> &str {
-        let i = i as usize;
-        let start = i.checked_sub(1).and_then(|before| self.ends.get(before)).map_or(0, |&e| e as usize);
-        let end = self.ends.get(i).map_or(0, |&e| e as usize);
-        self.text.get(start..end).unwrap_or("")
-    }
-
-    /// Returns the number of names.
-    pub(crate) fn len(&self) -> usize {
-        self.ends.len()
-    }
-
-    /// Gives back the memory that growing reserved.
-    pub(crate) fn shrink(&mut self) {
-        self.text.shrink_to_fit();
-        self.ends.shrink_to_fit();
+    /// Returns the names, in memory that processes share.
+    pub(crate) fn finish(self) -> SymbolNames {
+        let (text, ends) = (SharedTable::from(self.text.into_bytes()), SharedTable::from(self.ends));
+        SymbolNames { text: text.shared(), ends: ends.shared() }
     }
 }
 
@@ -47,7 +58,7 @@ impl SymbolNames {
 pub(crate) fn decode(arrays: &KallsymsArrays) -> (SymbolNames, Vec<u8>) {
     // Names of printable tokens are printable: cleaning the 256 tokens is enough.
     let tokens: Vec<String> = (0..=255).map(|token| ascii(arrays.tokens.get(token))).collect();
-    let mut names = SymbolNames::default();
+    let mut names = NameList::default();
     let mut types = Vec::with_capacity(arrays.addresses.len());
     let mut name = String::with_capacity(MAX_NAME);
     let mut rest = arrays.names.as_slice();
@@ -73,14 +84,13 @@ pub(crate) fn decode(arrays: &KallsymsArrays) -> (SymbolNames, Vec<u8>) {
         types.push(name.bytes().next().unwrap_or(b'?'));
         names.push(name.get(1..).unwrap_or(""));
     }
-    names.shrink();
-    (names, types)
+    (names.finish(), types)
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::kallsyms::locate::TokenTable;
+    use crate::kallsyms::locate::{SymbolAddresses, TokenTable};
     use proptest::prelude::*;
 
     /// Returns a token table for tests: every byte is its own token, but those given.
@@ -94,7 +104,7 @@ mod tests {
     }
 
     fn arrays(names: Vec<u8>, count: usize, tokens: TokenTable) -> KallsymsArrays {
-        KallsymsArrays { tokens, names, addresses: vec![0; count] }
+        KallsymsArrays { tokens, names, addresses: SymbolAddresses::of_zeroes(count) }
     }
 
     #[test]

@@ -2,19 +2,16 @@
 
 use std::cmp::Reverse;
 
-/// One function: its addresses, relative to the index's base, and its name's number.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-struct KernelFunction {
-    start: u32,
-    end: u32,
-    name: u32,
-}
+use symbols::shared_table::SharedTable;
+
+/// One function: its start and end, relative to the index's base, and its name's number.
+type KernelFunction = [u32; 3];
 
 /// Functions, sorted by address, one for each.
 #[derive(Debug, Default)]
 pub(crate) struct FunctionTable {
     base: u64,
-    sorted: Vec<KernelFunction>,
+    sorted: SharedTable<KernelFunction>,
 }
 
 /// A symbol as the index is made from it.
@@ -75,7 +72,7 @@ impl FunctionTable {
             (0..).take(count).filter_map(|i| Some((relative(symbol(i).address)?, i))).collect();
         order.sort_unstable();
         let limit = u32::try_from(end.saturating_sub(start)).unwrap_or(u32::MAX);
-        let mut sorted = Vec::new();
+        let mut sorted: Vec<KernelFunction> = Vec::new();
         let mut rest = order.as_slice();
         while let Some(&(start, _)) = rest.first() {
             let count = rest.iter().take_while(|(a, _)| *a == start).count();
@@ -89,20 +86,19 @@ impl FunctionTable {
                 .rev()
                 .max_by_key(|&i| symbol(i).rank());
             if let Some(name) = best {
-                sorted.push(KernelFunction { start, end, name });
+                sorted.push([start, end, name]);
             }
             rest = after;
         }
-        sorted.shrink_to_fit();
-        Self { base: start, sorted }
+        Self { base: start, sorted: SharedTable::from(sorted).shared() }
     }
 
     /// Returns the number of the name that covers `at`, and the distance from its start.
     pub(crate) fn find(&self, at: u64) -> Option<(u32, u64)> {
         let relative = u32::try_from(at.checked_sub(self.base)?).ok()?;
-        let after = self.sorted.partition_point(|f| f.start <= relative);
-        let function = self.sorted.get(after.checked_sub(1)?)?;
-        (relative < function.end).then(|| (function.name, u64::from(relative - function.start)))
+        let after = self.sorted.partition_point(|[start, ..]| *start <= relative);
+        let [start, end, name] = *self.sorted.get(after.checked_sub(1)?)?;
+        (relative < end).then(|| (name, u64::from(relative - start)))
     }
 }
 

@@ -11,6 +11,7 @@ use crate::image::KernelImage;
 use crate::kallsyms::{MAX_NAMES, MAX_SYMBOLS};
 use crate::memory::PhysicalMemory;
 use symbols::bytes::{index, u16_at, u32_at};
+use symbols::shared_table::SharedTable;
 
 /// The tokens of the digits, as every token table has them.
 const DIGITS: &[u8; 20] = b"0\x001\x002\x003\x004\x005\x006\x007\x008\x009\0";
@@ -42,7 +43,52 @@ pub(crate) struct KallsymsArrays {
     /// Compressed names of all symbols.
     pub(crate) names: Vec<u8>,
     /// Address of each symbol.
-    pub(crate) addresses: Vec<u64>,
+    pub(crate) addresses: SymbolAddresses,
+}
+
+/// Addresses of symbols, as kallsyms has them: the offsets do not depend on where KASLR put the kernel.
+#[derive(Debug)]
+pub(crate) struct SymbolAddresses {
+    offsets: SharedTable<u32>,
+    base: u64,
+    scheme: AddressScheme,
+}
+
+impl SymbolAddresses {
+    fn new(bytes: &[u8], base: u64, scheme: AddressScheme) -> Self {
+        let (words, _) = bytes.as_chunks::<4>();
+        let offsets: Vec<u32> = words.iter().map(|word| u32::from_le_bytes(*word)).collect();
+        Self { offsets: offsets.into(), base, scheme }
+    }
+
+    /// Returns the first `count` addresses, in memory that processes share.
+    pub(crate) fn shared(self, count: usize) -> Self {
+        let mut offsets = self.offsets.to_vec();
+        offsets.truncate(count);
+        offsets.shrink_to_fit();
+        Self { offsets: SharedTable::from(offsets).shared(), ..self }
+    }
+
+    /// Returns the number of addresses.
+    pub(crate) fn len(&self) -> usize {
+        self.offsets.len()
+    }
+
+    /// Returns the address of symbol `i`; `None` if there is none.
+    pub(crate) fn get(&self, i: u32) -> Option<u64> {
+        Some(self.scheme.address(self.base, i, *self.offsets.get(i as usize)?))
+    }
+
+    /// Returns all addresses, in the order of kallsyms.
+    pub(crate) fn iter(&self) -> impl Iterator<Item = u64> {
+        (0..).zip(self.offsets.iter()).map(|(i, offset)| self.scheme.address(self.base, i, *offset))
+    }
+
+    /// Returns addresses that are all 0.
+    #[cfg(test)]
+    pub(crate) fn of_zeroes(count: usize) -> Self {
+        Self::new(&vec![0; count * 4], 0, AddressScheme::Unsigned)
+    }
 }
 
 /// The token table with its index.
@@ -301,7 +347,7 @@ fn addresses(
     image: &KernelImage,
     names: &NameLocation,
     tokens_end: u64,
-) -> Option<Vec<u64>> {
+) -> Option<SymbolAddresses> {
     let size = names.count as u64 * 4;
     // Since 6.5: after the token index.
     let after = tokens_end;
@@ -311,7 +357,7 @@ fn addresses(
     let before = base_before.checked_sub(align8(size)?)?;
     let attempt = |scheme: AddressScheme, offsets: u64, base: u64| {
         let bytes = image.bytes(memory, (offsets, offsets.checked_add(size)?))?;
-        let found = scheme.apply(&bytes, base);
+        let found = SymbolAddresses::new(&bytes, base, scheme);
         plausible(image, &found).then_some(found)
     };
     for (offsets, base) in [(after, base_after), (before, base_before)] {
@@ -328,7 +374,7 @@ fn addresses(
 }
 
 /// Encoding of an address as an offset (`kallsyms_sym_address`, kernel/kallsyms.c).
-#[derive(Clone, Copy)]
+#[derive(Debug, Clone, Copy)]
 enum AddressScheme {
     /// CONFIG_KALLSYMS_ABSOLUTE_PERCPU, until 6.14: positive ones are absolute values.
     AbsolutePerCpu,
@@ -339,28 +385,25 @@ enum AddressScheme {
 }
 
 impl AddressScheme {
-    fn apply(self, bytes: &[u8], base: u64) -> Vec<u64> {
-        let offset = |(i, b): (u64, &[u8])| {
-            let raw = u32_at(b, 0).unwrap_or(0);
-            let signed = i64::from(raw.cast_signed());
-            match self {
-                AddressScheme::AbsolutePerCpu if signed >= 0 => u64::from(raw),
-                AddressScheme::AbsolutePerCpu => base.wrapping_add_signed(-1 - signed),
-                AddressScheme::Unsigned => base.wrapping_add(u64::from(raw)),
-                AddressScheme::Relative => base.wrapping_add(i * 4).wrapping_add_signed(signed),
-            }
-        };
-        (0..).zip(bytes.chunks_exact(4)).map(offset).collect()
+    /// Returns the address of symbol `i`.
+    fn address(self, base: u64, i: u32, raw: u32) -> u64 {
+        let signed = i64::from(raw.cast_signed());
+        match self {
+            AddressScheme::AbsolutePerCpu if signed >= 0 => u64::from(raw),
+            AddressScheme::AbsolutePerCpu => base.wrapping_add_signed(-1 - signed),
+            AddressScheme::Unsigned => base.wrapping_add(u64::from(raw)),
+            AddressScheme::Relative => base.wrapping_add(u64::from(i) * 4).wrapping_add_signed(signed),
+        }
     }
 }
 
 /// Returns true if the addresses are those of a kernel: sorted as kallsyms is, most of them in the image and
 /// spread over it. (Zeros as place-relative offsets would be 4 bytes apart, symbols do 200 or more.)
-fn plausible(image: &KernelImage, addresses: &[u64]) -> bool {
-    let inside = || addresses.iter().filter(|&&a| image.contains(a));
+fn plausible(image: &KernelImage, addresses: &SymbolAddresses) -> bool {
+    let inside = || addresses.iter().filter(|a| image.contains(*a));
     let count = inside().count();
     let spread = inside().max().zip(inside().min()).map_or(0, |(a, b)| a - b);
-    let descents = addresses.windows(2).filter(|w| w[1] < w[0]).count();
+    let descents = addresses.iter().zip(addresses.iter().skip(1)).filter(|(a, b)| b < a).count();
     count * 2 > addresses.len() && spread / 16 >= count as u64 && descents * 100 <= addresses.len()
 }
 
@@ -406,8 +449,12 @@ mod tests {
     fn offsets_become_addresses() {
         let base = 0xffff_ffff_8100_0000;
         let offsets: Vec<u8> = [0x1000i32, -1, -17].iter().flat_map(|o| o.to_le_bytes()).collect();
-        assert_eq!(AddressScheme::AbsolutePerCpu.apply(&offsets, base), [0x1000, base, base + 16]);
-        assert_eq!(AddressScheme::Unsigned.apply(&offsets[..4], base), [base + 0x1000]);
-        assert_eq!(AddressScheme::Relative.apply(&offsets, base), [base + 0x1000, base + 3, base + 8 - 17]);
+        let apply =
+            |scheme, bytes: &[u8]| SymbolAddresses::new(bytes, base, scheme).iter().collect::<Vec<_>>();
+        assert_eq!(apply(AddressScheme::AbsolutePerCpu, &offsets), [0x1000, base, base + 16]);
+        assert_eq!(apply(AddressScheme::Unsigned, &offsets[..4]), [base + 0x1000]);
+        assert_eq!(apply(AddressScheme::Relative, &offsets), [base + 0x1000, base + 3, base + 8 - 17]);
+        let first = SymbolAddresses::new(&offsets, base, AddressScheme::Relative).shared(2);
+        assert_eq!((first.len(), first.get(1), first.get(2)), (2, Some(base + 3), None));
     }
 }

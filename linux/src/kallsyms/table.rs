@@ -3,17 +3,18 @@
 use crate::image::KernelImage;
 use crate::kallsyms::decode::{SymbolNames, decode};
 use crate::kallsyms::functions::{FunctionTable, KallsymsSymbol};
-use crate::kallsyms::locate::locate;
+use crate::kallsyms::locate::{SymbolAddresses, locate};
 use crate::memory::PhysicalMemory;
+use symbols::shared_table::SharedTable;
 
 /// All symbols of the image, with an index by address (functions) and one by name.
 #[derive(Debug)]
 pub(crate) struct SymbolTable {
     names: SymbolNames,
-    addresses: Vec<u64>,
+    addresses: SymbolAddresses,
     functions: FunctionTable,
     /// Numbers of the names, by their hashes and then in their order.
-    by_name: Vec<u32>,
+    by_name: SharedTable<u32>,
 }
 
 impl SymbolTable {
@@ -21,16 +22,15 @@ impl SymbolTable {
     pub(crate) fn read(memory: &impl PhysicalMemory, image: &KernelImage) -> Option<Self> {
         let arrays = locate(memory, image)?;
         let (names, types) = decode(&arrays);
-        let mut addresses = arrays.addresses;
-        addresses.truncate(names.len());
+        let addresses = arrays.addresses.shared(names.len());
         let functions = FunctionTable::new(image.range(), names.len(), |i| KallsymsSymbol {
-            address: addresses.get(i as usize).copied().unwrap_or(0),
+            address: addresses.get(i).unwrap_or(0),
             kind: types.get(i as usize).copied().unwrap_or(0),
             name: names.get(i),
         });
         let mut by_name: Vec<u32> = (0u32..).take(names.len()).collect();
         by_name.sort_by_cached_key(|i| hash(names.get(*i)));
-        Some(Self { names, addresses, functions, by_name })
+        Some(Self { names, addresses, functions, by_name: SharedTable::from(by_name).shared() })
     }
 
     /// Returns the number of symbols.
@@ -47,7 +47,7 @@ impl SymbolTable {
             .iter()
             .take_while(|&&i| hash_of(i) == hash)
             .find(|&&i| self.names.get(i) == name)
-            .and_then(|&i| self.addresses.get(i as usize).copied())
+            .and_then(|&i| self.addresses.get(i))
     }
 
     /// Returns the function that covers `at`, and the distance from its start.
@@ -58,7 +58,7 @@ impl SymbolTable {
 
     /// Returns every symbol's name and address, in the order of kallsyms.
     pub(crate) fn iter(&self) -> impl Iterator<Item = (&str, u64)> {
-        (0..).zip(&self.addresses).map(|(i, &address)| (self.names.get(i), address))
+        (0..).zip(self.addresses.iter()).map(|(i, address)| (self.names.get(i), address))
     }
 }
 

@@ -7,6 +7,7 @@ use crate::layout::OrcLayout;
 use crate::memory::PhysicalMemory;
 use crate::module::ModuleOrc;
 use crate::view::View;
+use symbols::shared_table::SharedTable;
 
 /// Bits of an address within a block of the index: 256 bytes of code, as the kernel's own
 /// (`LOOKUP_BLOCK_ORDER`, arch/x86/include/asm/orc_lookup.h).
@@ -41,12 +42,12 @@ pub(super) struct RuleTable {
     start: u64,
     end: u64,
     /// Address from which each rule applies, relative to the start of its block; ascending within a block.
-    addresses: Vec<u8>,
+    addresses: SharedTable<u8>,
     /// The rule at each address, in `distinct`.
-    numbers: Vec<u16>,
+    numbers: SharedTable<u16>,
     distinct: Vec<UnwindRule>,
     /// For each block the number of rules that start before it, and one more.
-    blocks: Vec<u32>,
+    blocks: SharedTable<u32>,
 }
 
 impl RuleTable {
@@ -144,10 +145,12 @@ impl RuleTable {
         let count = (last >> BLOCK) as usize + 2;
         budget.blocks = budget.blocks.checked_sub(count)?;
         // The low bits.
-        self.addresses = places.iter().map(|(offset, _)| offset.to_le_bytes()[0]).collect();
-        self.numbers = places.iter().map(|(_, number)| *number).collect();
+        let addresses: Vec<u8> = places.iter().map(|(offset, _)| offset.to_le_bytes()[0]).collect();
+        self.addresses = SharedTable::from(addresses).shared();
+        let numbers: Vec<u16> = places.iter().map(|(_, number)| *number).collect();
+        self.numbers = SharedTable::from(numbers).shared();
         self.distinct.shrink_to_fit();
-        self.blocks.reserve_exact(count);
+        let mut blocks = Vec::with_capacity(count);
         let mut before = 0u32;
         let mut rest = places.iter();
         let mut next = rest.next();
@@ -156,8 +159,9 @@ impl RuleTable {
                 before += 1;
                 next = rest.next();
             }
-            self.blocks.push(before);
+            blocks.push(before);
         }
+        self.blocks = SharedTable::from(blocks).shared();
         Some(())
     }
 

@@ -31,15 +31,14 @@ struct CacheSlot {
 /// ousts the one that was not used for longest.
 #[derive(Debug)]
 pub(super) struct RowCache {
-    slots: Box<[CacheSlot]>,
+    /// Places of one address after those of another, made when they are used: few are for most programs.
+    sets: Box<[Option<Box<[CacheSlot; WAYS]>>]>,
     pub(super) used: CacheUse,
 }
 
 impl RowCache {
     pub fn new() -> Self {
-        // An empty slot is right by itself: it answers for an address that `row` never asks the cache for.
-        let slots = (0..ROWS).map(|_| CacheSlot { image: 0, address: NEVER, row: CfiRow::NoCfi }).collect();
-        Self { slots, used: CacheUse::default() }
+        Self { sets: (0..ROWS / WAYS).map(|_| None).collect(), used: CacheUse::default() }
     }
 
     /// Returns the row of `address` in `image`: kept, or made by `compute`. What `compute` fails at is not
@@ -50,8 +49,10 @@ impl RowCache {
         address: LinkAddr,
         compute: impl FnOnce() -> Result<CfiRow, E>,
     ) -> Result<&CfiRow, E> {
-        let first = set(image, address);
-        let ways = &mut self.slots[first..first + WAYS];
+        // An empty slot is right by itself: it answers for an address that is never asked of the cache.
+        let empty = || CacheSlot { image: 0, address: NEVER, row: CfiRow::NoCfi };
+        let set = &mut self.sets[set(image, address)];
+        let ways = set.get_or_insert_with(|| Box::new(std::array::from_fn(|_| empty())));
         let known = ways.iter().position(|slot| slot.address == address && slot.image == image);
         match known.filter(|_| address != NEVER) {
             Some(0) => self.used.hits += 1,
@@ -73,12 +74,12 @@ impl RowCache {
 /// The address of empty slots: the last byte of the address space, which no user program has.
 const NEVER: LinkAddr = LinkAddr(u64::MAX);
 
-/// Returns the first of the places where a row is kept: all of them are below [`ROWS`].
+/// Returns the number of the places where a row is kept.
 fn set(image: u32, LinkAddr(address): LinkAddr) -> usize {
     // Fibonacci hashing: the multiplier is 2^64 over the golden ratio, the product's upper half is well
     // mixed.
     let mixed = (address ^ u64::from(image) << 40).wrapping_mul(0x9e37_79b9_7f4a_7c15);
-    crate::bytes::index(mixed >> 32) % (ROWS / WAYS) * WAYS
+    crate::bytes::index(mixed >> 32) % (ROWS / WAYS)
 }
 
 #[cfg(test)]
@@ -104,7 +105,7 @@ mod tests {
         for address in 0..4 * ROWS as u64 {
             cache.row(0, LinkAddr(address), || Ok::<_, ()>(CfiRow::Bad)).unwrap();
         }
-        assert_eq!(cache.slots.len(), ROWS);
+        assert_eq!(cache.sets.iter().flatten().count() * WAYS, ROWS);
         assert_eq!(cache.row(0, LinkAddr(7), || Err(())), Err(()));
     }
 }

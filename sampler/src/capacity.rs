@@ -21,8 +21,8 @@ const POOLS_BYTES: usize = 16 << 20;
 const RESERVES_BYTES: usize = 128 << 20;
 /// Seconds of stacks that a pool and its reserve hold, as far as memory allows.
 const RESERVE_SECONDS: f64 = 2.0;
-/// The smallest pool, stacks.
-const POOL_LEAST: usize = 8;
+/// The smallest pool, stacks: at low rates the collector takes each one at once.
+const POOL_LEAST: usize = 3;
 /// The smallest ring, records.
 const RING_LEAST: usize = 256;
 

@@ -83,6 +83,9 @@ pub struct RecordingConfig {
     pub precision: Option<f64>,
     /// Watch for stalls of the guest.
     pub watch: Option<WatchConfig>,
+    /// Rows are written about once a second instead of five times: each time takes CPU time, however few rows
+    /// there are.
+    pub rare_writes: bool,
 }
 
 impl Default for RecordingConfig {
@@ -99,6 +102,7 @@ impl Default for RecordingConfig {
             memory_interval: None,
             precision: None,
             watch: None,
+            rare_writes: false,
         }
     }
 }
@@ -170,6 +174,9 @@ impl Session {
         let shared = Arc::new(SharedState::new(zero_ns, recording.rate_hz, stats));
         let mut collector =
             Collector::new(Arc::clone(&shared), rings, Arc::clone(&cells.readers), sink, first_meta(&config));
+        if recording.rare_writes {
+            collector.write_rarely();
+        }
         // Exact mode, scans and the precision target are parts of the collector that exist only on request.
         if let Some(wanted) = recording.precision {
             let one_clock = config.meta.iter().any(|(key, value)| key == ONE_CLOCK && value == "1");

@@ -100,6 +100,10 @@ pub struct RecordingArgs {
     #[arg(long, value_name = "SIZE", value_parser = parse_size, help_heading = "Output")]
     pub max_size: Option<u64>,
 
+    /// Write rows about once a second instead of five times. For `vprof agent`.
+    #[arg(long, hide = true)]
+    pub rare_writes: bool,
+
     /// Socket at which `vprof ctl` and `vprof top` find the run: a path to create, or `none`
     /// [default: PID.sock in $XDG_RUNTIME_DIR/vprof or /tmp/vprof-UID]
     #[arg(long, value_name = "SOCKET", help_heading = "Output")]
@@ -175,6 +179,7 @@ impl RecordingArgs {
             memory_interval: self.memory_use,
             precision: self.until_precision,
             watch: None,
+            rare_writes: self.rare_writes,
         }
     }
 

@@ -60,6 +60,8 @@ const PERIOD: Duration = Duration::from_millis(10);
 const WOKEN_PERIOD: Duration = Duration::from_millis(50);
 /// Longest time between two writes of a batch: a killed run loses at most this and one period.
 const FLUSH_PERIOD: Duration = Duration::from_millis(200);
+/// The same where rows are written rarely: with a period less than a second.
+const RARE_FLUSH_PERIOD: Duration = Duration::from_millis(900);
 /// Samples at which a batch is written at once.
 const FLUSH_SAMPLES: usize = 8_192;
 /// Window of the live line.
@@ -139,6 +141,8 @@ pub(crate) struct Collector {
     batch: Batch,
     /// Longest time between two rounds.
     period: Duration,
+    /// Longest time between two writes of a batch.
+    flush_period: Duration,
     /// Start of the last round.
     round_began: Instant,
     flushed: Instant,
@@ -193,6 +197,7 @@ impl Collector {
             memory_use: None,
             batch: Batch { meta, ..Batch::default() },
             period: PERIOD,
+            flush_period: FLUSH_PERIOD,
             round_began: now,
             flushed: now,
             window_began: now,
@@ -228,6 +233,11 @@ impl Collector {
     pub(crate) fn set_counts(&mut self, counts: Vec<VcpuCounts>) {
         self.period = WOKEN_PERIOD;
         self.counters.set_counts(counts);
+    }
+
+    /// Writes rows about once a second.
+    pub(crate) fn write_rarely(&mut self) {
+        self.flush_period = RARE_FLUSH_PERIOD;
     }
 
     /// Sets the precision target.
@@ -269,7 +279,8 @@ impl Collector {
         while !self.shared.stop.load(Ordering::Acquire) {
             self.round_began = Instant::now();
             self.collect();
-            if self.flushed.elapsed() >= FLUSH_PERIOD || self.shared.flush.swap(false, Ordering::AcqRel) {
+            if self.flushed.elapsed() >= self.flush_period || self.shared.flush.swap(false, Ordering::AcqRel)
+            {
                 self.flush();
             }
             self.rest(schedstat.as_ref());

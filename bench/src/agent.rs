@@ -14,8 +14,9 @@ use profile::store::Value;
 use crate::attached::CountingGuest;
 use crate::table::TableRow;
 
-/// Numbers of machines.
-const MACHINES: [usize; 3] = [1, 8, 32];
+/// Numbers of machines without a kernel, and of machines with the memory of a real one.
+const BARE: [usize; 3] = [1, 8, 32];
+const WITH_KERNEL: [usize; 2] = [1, 8];
 /// Time limit until all machines are recorded: a window may have to begin first.
 const BEGIN_LIMIT: Duration = Duration::from_secs(300);
 /// Time for which CPU time is measured.
@@ -136,12 +137,38 @@ fn recorded(directory: &Path) -> usize {
     profiles.filter(|path| has_samples(path) == Some(true)).count()
 }
 
-/// Measures an agent of that many machines, which do nothing but count.
+/// Has an agent make the tables of a kernel that its recorders share, in the spool of `directory`.
+fn make_tables(name: &str, directory: &Path) -> anyhow::Result<()> {
+    let first = tempfile::tempdir()?;
+    let _agent = RunningAgent::start(first.path(), name)?;
+    let made = first.path().join("spool/tables");
+    let begin = Instant::now();
+    while fs::read_dir(&made).map_or(0, Iterator::count) == 0 {
+        ensure!(begin.elapsed() < BEGIN_LIMIT, "no tables of a kernel are made");
+        std::thread::sleep(Duration::from_millis(200));
+    }
+    let spool = directory.join("spool/tables");
+    fs::create_dir_all(&spool)?;
+    for entry in fs::read_dir(&made)? {
+        let entry = entry?;
+        fs::copy(entry.path(), spool.join(entry.file_name()))?;
+    }
+    Ok(())
+}
+
+/// Measures an agent of that many machines, which do nothing but count. The file `ram` has the memory of a
+/// guest with a kernel, or is empty.
 fn measure_count(count: usize, ram: &Path) -> anyhow::Result<Vec<TableRow>> {
     let name = format!("bench-agent-{}-{count}", std::process::id());
+    let has_kernel = fs::metadata(ram)?.len() > 0;
     let guests = (0..count).map(|_| CountingGuest::start_named(ram, &name));
     let _guests: Vec<CountingGuest> = guests.collect::<anyhow::Result<_>>()?;
     let directory = tempfile::tempdir()?;
+    let mut label = format!("machines: {count}");
+    if has_kernel {
+        make_tables(&name, directory.path())?;
+        label.push_str(" with a kernel that was seen before");
+    }
     let begin = Instant::now();
     let agent = RunningAgent::start(directory.path(), &name)?;
     while recorded(directory.path()) < count {
@@ -149,7 +176,8 @@ fn measure_count(count: usize, ram: &Path) -> anyhow::Result<Vec<TableRow>> {
         std::thread::sleep(Duration::from_millis(200));
     }
     let attached = begin.elapsed();
-    std::thread::sleep(Duration::from_secs(5));
+    // Free memory of the heap is given back within this time.
+    std::thread::sleep(Duration::from_secs(10));
     let (began, before_ns) = (Instant::now(), agent.cpu_ns());
     std::thread::sleep(MEASURED);
     let (seconds, spent_ns) = (began.elapsed().as_secs_f64(), agent.cpu_ns().saturating_sub(before_ns));
@@ -159,7 +187,7 @@ fn measure_count(count: usize, ram: &Path) -> anyhow::Result<Vec<TableRow>> {
     let cpu = spent_ns as f64 / 1e9 / seconds * 100.0;
     Ok(vec![
         TableRow::text(
-            &format!("memory of `vprof agent`, machines: {count}"),
+            &format!("memory of `vprof agent`, {label}"),
             format!("{:.1} MB for each", each(own + bpf + kernel)),
             "at most 2.5 MB",
         )
@@ -170,7 +198,7 @@ fn measure_count(count: usize, ram: &Path) -> anyhow::Result<Vec<TableRow>> {
             kernel as f64 / 1e6
         )),
         TableRow::text(
-            &format!("CPU time of `vprof agent`, machines: {count}"),
+            &format!("CPU time of `vprof agent`, {label}"),
             format!("{:.2} % of a CPU for each", cpu / count as f64),
             "",
         )
@@ -179,12 +207,13 @@ fn measure_count(count: usize, ram: &Path) -> anyhow::Result<Vec<TableRow>> {
 }
 
 /// Measures agents of few and of many machines. The file `ram` has the memory of a guest, as for
-/// [`counting`](crate::attached::counting).
+/// [`counting`](crate::attached::counting); `empty` is empty.
 ///
 /// # Errors
 /// The host's kernel does not sample here, or a machine is not recorded.
-pub fn measure(ram: &Path, print: impl Fn(&[TableRow])) -> anyhow::Result<()> {
-    for count in MACHINES {
+pub fn measure(ram: &Path, empty: &Path, print: impl Fn(&[TableRow])) -> anyhow::Result<()> {
+    let measured = BARE.map(|count| (count, empty)).into_iter().chain(WITH_KERNEL.map(|count| (count, ram)));
+    for (count, ram) in measured {
         print(&measure_count(count, ram).with_context(|| format!("an agent of {count} machines"))?);
     }
     Ok(())

@@ -9,7 +9,7 @@ use std::ffi::OsStr;
 use std::fs;
 use std::io::{BufRead, BufReader};
 use std::os::unix::process::CommandExt;
-use std::path::Path;
+use std::path::{Path, PathBuf};
 use std::process::{Child, Command, Stdio};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
@@ -469,17 +469,26 @@ fn checked(empty: &Path) -> anyhow::Result<TableRow> {
         .detail(format!("{taken} samples in {seconds:.1} s, RIP, CR3 and CPL of all of them right")))
 }
 
-/// Measures attached machines; passes rows on as soon as they are known.
+/// Writes the memory of a guest to a file for [`counting`], and an empty file. Returns their paths.
 ///
 /// # Errors
-/// The host's kernel does not sample here, or a sample is wrong.
-pub fn measure(stopped: &StoppedGuest, directory: &Path, print: impl Fn(&[TableRow])) -> anyhow::Result<()> {
+/// A file cannot be written.
+pub fn write_memory(stopped: &StoppedGuest, directory: &Path) -> anyhow::Result<(PathBuf, PathBuf)> {
     let [ram, empty] = ["counting-ram", "counting-empty"].map(|name| directory.join(name));
     let mut bytes = vec![0; dump::MEMORY];
     stopped.memory.read_slice(&mut bytes, GuestAddress(0))?;
     bytes[..8].copy_from_slice(&stopped.sregs.cr3.to_le_bytes());
     fs::write(&ram, bytes)?;
     fs::write(&empty, [])?;
+    Ok((ram, empty))
+}
+
+/// Measures attached machines; passes rows on as soon as they are known.
+///
+/// # Errors
+/// The host's kernel does not sample here, or a sample is wrong.
+pub fn measure(stopped: &StoppedGuest, directory: &Path, print: impl Fn(&[TableRow])) -> anyhow::Result<()> {
+    let (ram, empty) = write_memory(stopped, directory)?;
     print(&slow_down(&ram)?);
     print(&attached_wall::rows(&ram)?);
     print(&[program(&ram)?]);

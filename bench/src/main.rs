@@ -72,10 +72,12 @@ fn main() -> anyhow::Result<()> {
     }
     if arguments == ["agent"] {
         let directory = tempfile::tempdir()?;
-        let empty = directory.path().join("empty");
-        std::fs::write(&empty, [])?;
+        let mut running = dump::QemuGuest::boot(directory.path())?;
+        let stopped = running.stop()?;
+        drop(running);
+        let (ram, empty) = attached::write_memory(&stopped, directory.path())?;
         println!("{}\n\n{}", machine::description(), table::HEADER);
-        return agent::measure(&empty, print);
+        return agent::measure(&ram, &empty, print);
     }
     if arguments == ["attach"] {
         let directory = tempfile::tempdir()?;

@@ -37,7 +37,7 @@ use crate::output::is_database;
 use crate::render::ColorChoice;
 
 pub use agent::{AgentArgs, AgentWindowArgs};
-pub use attach::{AttachArgs, Engine};
+pub use attach::{AttachArgs, Engine, VmChoice};
 pub use boot::BootArgs;
 pub use ctl::{CtlArgs, CtlCommand};
 pub use diff::DiffArgs;
@@ -278,6 +278,9 @@ pub enum CliCommand {
     /// Send a window to a sink: the part of `vprof agent` that reads recordings
     #[command(hide = true)]
     AgentWindow(AgentWindowArgs),
+    /// Start recorders: the part of `vprof agent` of which they are copies
+    #[command(hide = true)]
+    AgentRecorders,
     /// Run a guest inside a wall: the part of `vprof run` that executes it
     #[command(hide = true)]
     GuestHalf {

@@ -108,8 +108,10 @@ fn main() -> ExitCode {
     if cli.no_pager {
         pager::disable();
     }
-    if !matches!(cli.command, CliCommand::AttachHalf { .. } | CliCommand::Agent(_))
-        && let Err(error) = ::attach::capabilities::drop_all()
+    if !matches!(
+        cli.command,
+        CliCommand::AttachHalf { .. } | CliCommand::Agent(_) | CliCommand::AgentRecorders
+    ) && let Err(error) = ::attach::capabilities::drop_all()
     {
         eprintln!("vprof: cannot drop capabilities: {error}");
         return ExitCode::FAILURE;
@@ -126,6 +128,7 @@ fn main() -> ExitCode {
         CliCommand::Diff(args) => diff::command(&args),
         CliCommand::Merge(args) => merge::command(&args),
         CliCommand::Agent(args) => agent::command(&args),
+        CliCommand::AgentRecorders => agent::forker::command(),
         CliCommand::AgentWindow(args) => agent::send_window(&args),
         CliCommand::Fleet(args) => fleet::command(&args),
         CliCommand::Export(args) => export::command(&args),

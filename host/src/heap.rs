@@ -1,5 +1,14 @@
 //! Settings of the heap, so that it gives memory back.
 
+use std::time::Duration;
+
+use tokio::time::{Instant, MissedTickBehavior, interval_at};
+
+/// Time until free memory is given back for the first time: the guest's kernel is found by then.
+const FIRST: Duration = Duration::from_secs(5);
+/// Time between two times. Readings of the guest's tables use some ten MB for a moment.
+const PERIOD: Duration = Duration::from_secs(60);
+
 /// Size from which on an allocation has its own mapping, and size of free memory at the end of the heap that
 /// is given back, bytes.
 #[cfg(target_env = "gnu")]
@@ -17,6 +26,19 @@ pub fn give_back_at_once() {
     unsafe {
         libc::mallopt(libc::M_MMAP_THRESHOLD, AT_ONCE);
         libc::mallopt(libc::M_TRIM_THRESHOLD, AT_ONCE);
+    }
+}
+
+/// Gives free memory back now and then until `run` ends.
+pub(crate) async fn trimmed_while<T>(run: impl Future<Output = T>) -> T {
+    tokio::pin!(run);
+    let mut times = interval_at(Instant::now() + FIRST, PERIOD);
+    times.set_missed_tick_behavior(MissedTickBehavior::Delay);
+    loop {
+        tokio::select! {
+            outcome = &mut run => return outcome,
+            _ = times.tick() => give_back_free(),
+        }
     }
 }
 

@@ -43,6 +43,7 @@ pub use guest::GuestError;
 pub use half::HalfError;
 pub use network::NetworkError;
 pub use portable::PortableError;
+pub use process::{ForkedChild, fork_child};
 pub use reader::ReaderError;
 pub use stage::Stage;
 pub use vsock::VsockError;

@@ -1,11 +1,11 @@
-//! Recording of one machine: a child process `vprof attach`, which is another process for each machine, so
-//! that a hostile guest reaches no other's data.
+//! Recording of one machine: a process that does what `vprof attach` does, and is another one for each
+//! machine, so that a hostile guest reaches no other's data.
 
 use std::fs;
-use std::io::{self, Read};
+use std::io;
 use std::os::unix::process::{CommandExt, ExitStatusExt};
 use std::path::PathBuf;
-use std::process::{Child, Command, ExitStatus, Stdio};
+use std::process::{Command, ExitStatus};
 use std::time::Duration;
 
 use attach::StatFields;
@@ -14,20 +14,15 @@ use host::attached::AWAITS;
 use host::control::client::Client;
 use host::control::place;
 use host::protocol::Request;
-use nix::sys::signal::{Signal, kill};
-use nix::unistd::Pid;
+use nix::sys::signal::Signal;
 use profile::live::{Span, View};
 
+use super::forker::{RecorderEnd, RecorderForker, RecorderOrder};
 use crate::args::Engine;
+use crate::run::recording::random_seed;
 
-/// Longest message of a recorder that is read, bytes.
-const WORDS: u64 = 4 << 10;
 /// Time for which a recorder is given after the end of its window: then it ends by itself.
 const GRACE: Duration = Duration::from_secs(30);
-/// Time between two readings of the guest's memory by holder: a reading takes some ms of CPU.
-const MEMORY_INTERVAL: &str = "--memory-use=60s";
-/// Scans of all tasks per second: a scan takes a millisecond or so where there are a thousand.
-const TASK_RATE: &str = "1";
 /// Span over which the time in stops is measured, s.
 const MEASURED_S: f64 = 30.0;
 
@@ -42,6 +37,8 @@ pub struct RecorderPlan {
     pub window: PathBuf,
     /// The profile, in that directory.
     pub profile: PathBuf,
+    /// Directory of tables that recorders have in common.
+    pub tables: PathBuf,
     /// Ticks per second and vCPU.
     pub rate_hz: f64,
     /// Time until the end of the window.
@@ -58,7 +55,8 @@ pub struct RecorderPlan {
 #[derive(Debug)]
 pub struct Recorder {
     pub plan: RecorderPlan,
-    child: Child,
+    forker: RecorderForker,
+    number: u64,
     /// Rate that it was last given.
     rate_hz: f64,
     stopped: bool,
@@ -69,41 +67,19 @@ pub struct Recorder {
 pub struct EndedRecorder {
     /// The agent has ended it.
     pub stopped: bool,
-    /// Exit status.
-    pub status: ExitStatus,
-    /// Last words on standard error.
-    pub words: String,
-    /// CPU time of all its processes, ns.
-    pub cpu_ns: u64,
-    /// Largest resident memory of one of them, bytes.
-    pub memory_bytes: u64,
+    /// The rest.
+    pub end: RecorderEnd,
 }
 
 impl Recorder {
-    /// Starts a recorder. It ends with this process, whose main thread has to call this.
+    /// Has a recorder started. It ends with this process.
     ///
     /// # Errors
-    /// The process cannot be started.
-    pub fn start(plan: RecorderPlan) -> io::Result<Self> {
-        let seconds = (plan.rest + GRACE).as_secs_f64();
-        let mut command = Command::new("/proc/self/exe");
-        command.args(["attach", &plan.pid.to_string(), "--quiet", "--present-vcpus"]);
-        command.args([MEMORY_INTERVAL, "--task-rate", TASK_RATE]);
-        command.args(["--rate", &plan.rate_hz.to_string(), "--duration", &format!("{seconds:.3}s")]);
-        command.args(["--max-size", &format!("{}K", plan.max_size >> 10), "--engine", plan.engine.name()]);
-        if plan.takes_over {
-            command.arg("--takes-over");
-        }
-        command.arg("--output").arg(&plan.profile);
-        // Defaults of `vprof attach` in a configuration are not for the agent's windows.
-        command.env("VPROF_CONFIG", "").env_remove("DEBUGINFOD_URLS");
-        command.stdin(Stdio::null()).stdout(Stdio::null()).stderr(Stdio::piped());
-        // Ctrl-C is for the agent, which then ends its recorders.
-        command.process_group(0);
-        super::without_secrets(&mut command);
-        ends_with_parent(&mut command);
-        let child = command.spawn()?;
-        Ok(Self { rate_hz: plan.rate_hz, plan, child, stopped: false })
+    /// The process of which recorders are copies has ended.
+    pub fn start(plan: RecorderPlan, forker: &RecorderForker) -> io::Result<Self> {
+        let order = RecorderOrder::new(&plan, plan.rest + GRACE, random_seed());
+        let number = forker.order(order)?;
+        Ok(Self { rate_hz: plan.rate_hz, plan, forker: forker.clone(), number, stopped: false })
     }
 
     /// Returns true if it waits for the end of the recorder before it.
@@ -122,36 +98,17 @@ impl Recorder {
         if std::mem::replace(&mut self.stopped, true) {
             return;
         }
-        if let Ok(pid) = i32::try_from(self.child.id()) {
-            // A process that was not waited for keeps its id; it may have ended.
-            let _ended = kill(Pid::from_raw(pid), Signal::SIGTERM);
-        }
+        // Fails where the recorders have ended with that process.
+        let _ended = self.forker.stop(self.number);
     }
 
     /// Returns the end of the recorder, if it has ended. It must not be asked again then.
     ///
     /// # Errors
-    /// The process cannot be waited for.
+    /// The process of which recorders are copies has ended.
     pub fn ended(&mut self) -> io::Result<Option<EndedRecorder>> {
-        let Some((status, usage)) = wait_for(self.child.id())? else { return Ok(None) };
-        let mut words = Vec::new();
-        if let Some(stderr) = self.child.stderr.take() {
-            // A process that it has left behind may hold the other end: what is there is read.
-            nonblocking(&stderr)?;
-            let _rest = stderr.take(WORDS).read_to_end(&mut words);
-        }
-        let words = String::from_utf8_lossy(&words).trim().trim_start_matches("vprof: ").to_owned();
-        let time = |time: libc::timeval| {
-            u64::try_from(time.tv_sec).unwrap_or(0) * 1_000_000_000
-                + u64::try_from(time.tv_usec).unwrap_or(0) * 1_000
-        };
-        Ok(Some(EndedRecorder {
-            stopped: self.stopped,
-            status,
-            words,
-            cpu_ns: time(usage.ru_utime) + time(usage.ru_stime),
-            memory_bytes: u64::try_from(usage.ru_maxrss).unwrap_or(0) << 10,
-        }))
+        let end = self.forker.take_end(self.number)?;
+        Ok(end.map(|end| EndedRecorder { stopped: self.stopped, end }))
     }
 
     /// Changes the rate, unless it is that already. Returns false if the recorder does not take it.
@@ -177,7 +134,8 @@ impl Recorder {
     }
 
     fn client(&self) -> Option<Client> {
-        Client::new(place::connect(Some(&self.child.id().to_string())).ok()?).ok()
+        let pid = self.forker.pid(self.number).ok()??;
+        Client::new(place::connect(Some(&pid.to_string())).ok()?).ok()
     }
 }
 
@@ -191,7 +149,10 @@ pub fn ends_with_parent(command: &mut Command) {
 }
 
 /// Has the calling process end properly when the thread that has started it does.
-fn end_with_parent(parent: u32) -> io::Result<()> {
+///
+/// # Errors
+/// That thread has ended already.
+pub fn end_with_parent(parent: u32) -> io::Result<()> {
     nix::sys::prctl::set_pdeathsig(Signal::SIGTERM)?;
     // The parent may have ended before the line above.
     match u32::try_from(nix::unistd::getppid().as_raw()) {
@@ -202,7 +163,10 @@ fn end_with_parent(parent: u32) -> io::Result<()> {
 
 /// Returns the status and the use of resources of a child that has ended, with those of all processes that it
 /// has waited for (`RUSAGE_BOTH`, kernel/exit.c).
-fn wait_for(child: u32) -> io::Result<Option<(ExitStatus, libc::rusage)>> {
+///
+/// # Errors
+/// The process cannot be waited for.
+pub fn wait_for(child: u32) -> io::Result<Option<(ExitStatus, libc::rusage)>> {
     let pid = i32::try_from(child).map_err(io::Error::other)?;
     let mut status = 0;
     // SAFETY: zeros are a value of the structure, which is numbers.
@@ -213,11 +177,6 @@ fn wait_for(child: u32) -> io::Result<Option<(ExitStatus, libc::rusage)>> {
         -1 => Err(io::Error::last_os_error()),
         _ => Ok(Some((ExitStatus::from_raw(status), usage))),
     }
-}
-
-fn nonblocking(pipe: &std::process::ChildStderr) -> io::Result<()> {
-    use nix::fcntl::{FcntlArg, OFlag, fcntl};
-    fcntl(pipe, FcntlArg::F_SETFL(OFlag::O_NONBLOCK)).map(drop).map_err(io::Error::from)
 }
 
 /// Returns the CPU time of a process and of all its descendants so far, ns: those that have ended count if
@@ -249,6 +208,9 @@ fn children(process: u32) -> Vec<u32> {
 
 #[cfg(test)]
 mod tests {
+    use nix::sys::signal::kill;
+    use nix::unistd::Pid;
+
     use super::*;
 
     #[test]

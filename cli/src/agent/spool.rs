@@ -3,6 +3,7 @@
 //! ```text
 //! SPOOL/lock                       held by the agent
 //! SPOOL/state.json                 end of the last window, dropped windows
+//! SPOOL/tables/                    tables of guests' kernels, which recorders share
 //! SPOOL/HOST-20261123T09-0/        a window
 //!     window.json                  [`LakeWindow`]
 //!     3f9a21c4d0e1b277-0.json      [`LakeVm`] of the profile
@@ -30,6 +31,7 @@ use crate::output::OutputTarget;
 
 const WINDOW: &str = "window.json";
 const STATE: &str = "state.json";
+const TABLES: &str = "tables";
 /// Longest of these files, bytes.
 const LONGEST: u64 = 1 << 20;
 
@@ -88,6 +90,7 @@ impl Spool {
     /// Another agent runs; a directory cannot be used.
     pub fn open(directory: &Path, host_lock: &Path) -> Result<Self, Error> {
         make_private(directory)?;
+        make_private(&directory.join(TABLES))?;
         let locks = vec![lock(host_lock)?, lock(&directory.join("lock"))?];
         let state = read_json(&directory.join(STATE));
         let state = match state {
@@ -96,6 +99,11 @@ impl Spool {
             Err(error) => return Err(Error::file("read", &directory.join(STATE), error)),
         };
         Ok(Self { directory: directory.to_owned(), state, _locks: locks })
+    }
+
+    /// Returns the directory of the tables that recorders share.
+    pub fn tables(&self) -> PathBuf {
+        self.directory.join(TABLES)
     }
 
     /// Writes the state.

@@ -6,9 +6,10 @@ use std::str::FromStr;
 use attach::{EngineChoice, TargetChoice};
 use clap::{Args, ValueEnum};
 use clap_complete::engine::ArgValueCompleter;
-use host::attached::{AttachTarget, ChosenVm};
+use host::attached::{AttachTarget, ChosenVm, HalfStart};
 use profile::watch::{BadWatch, WatchThreshold};
 use sampler::WatchConfig;
+use serde::{Deserialize, Serialize};
 use wall::SyscallPolicy;
 
 use super::parse::{ValueError, policy_parser};
@@ -52,7 +53,7 @@ Exit codes: 0 done, also if the VM ended; 1 failed; 2 the command line is wrong;
 3 --until-precision was not reached, or --watch has seen a stall.";
 
 /// Means by which vCPUs are sampled.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Default, ValueEnum)]
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default, ValueEnum, Serialize, Deserialize)]
 pub enum Engine {
     /// The host's kernel where possible, else vprof.
     #[default]
@@ -122,7 +123,7 @@ impl FromStr for WatchChoice {
 }
 
 /// The virtual machine of another VMM, and the way to it.
-#[derive(Debug, Args)]
+#[derive(Debug, Clone, Args)]
 pub struct VmArgs {
     /// Process id or name of the virtual machine [default: the only one; vprof lists several]
     #[arg(
@@ -180,7 +181,7 @@ impl VmArgs {
 }
 
 /// `vprof attach`.
-#[derive(Debug, Args)]
+#[derive(Debug, Clone, Args)]
 #[command(before_help = EXAMPLES, after_help = NOTES, help_template = TEMPLATE)]
 pub struct AttachArgs {
     /// The virtual machine.
@@ -200,6 +201,14 @@ pub struct AttachArgs {
     /// Begin when the recording of the same machine by another vprof ends, without a gap. For `vprof agent`.
     #[arg(long, hide = true)]
     pub takes_over: bool,
+
+    /// Directory of tables of guests' kernels that recorders have in common. For `vprof agent`.
+    #[arg(long, value_name = "DIR", hide = true)]
+    pub tables: Option<PathBuf>,
+
+    /// Start of the process that reads the guest.
+    #[arg(skip)]
+    pub half: HalfStart,
 
     /// Report a stall of the guest within seconds, with the stacks of all vCPUs and blocked tasks: all
     /// conditions, or a list like `irqs-off,blocked-task:60s`, each with the time after which it counts;

@@ -8,8 +8,10 @@ use std::fs::File;
 use std::io;
 use std::path::Path;
 
-use attach::{TargetChoice, VcpuRoom, keep_guard};
-use host::attached::{self, AttachHalf, AttachPurpose, AttachSpec, AttachedVm, ProfileSpec, StartedHalf};
+use attach::{TargetChoice, VcpuRoom, capabilities, keep_guard};
+use host::attached::{
+    self, AttachHalf, AttachPurpose, AttachSpec, AttachedVm, HalfStart, ProfileSpec, StartedHalf,
+};
 use host::link::Link;
 use host::protocol::Then;
 use host::reader;
@@ -49,7 +51,9 @@ pub fn command(args: &AttachArgs) -> Result<ExitCode, Error> {
     let (host_stacks, takes_over) = (args.host_stacks, args.takes_over);
     let choice = TargetChoice { host_stacks, room, takes_over, ..TargetChoice::default() };
     let spec = AttachSpec { target: args.vm.target(choice), purpose, policy: args.seccomp };
-    let Some((half, vm)) = start(spec, disks, "attach")? else { return Ok(ExitCode::Usage) };
+    let Some((half, vm)) = start(spec, disks, (args.tables.as_deref(), args.half), "attach")? else {
+        return Ok(ExitCode::Usage);
+    };
     if !args.recording.quiet {
         for sentence in &vm.sentences {
             eprintln!("vprof: {}", escaped(sentence));
@@ -67,9 +71,13 @@ pub fn command(args: &AttachArgs) -> Result<ExitCode, Error> {
 pub fn start(
     spec: AttachSpec,
     disks: Vec<(DiskSpec, File)>,
+    (tables, way): (Option<&Path>, HalfStart),
     command: &str,
 ) -> Result<Option<(AttachHalf, AttachedVm)>, Error> {
-    match AttachHalf::start(spec, disks)? {
+    let started = AttachHalf::start(spec, disks, tables, way)?;
+    // A copy of this process has them from here; other halves by the program's file.
+    capabilities::drop_all().map_err(|source| Error::System { action: "drop capabilities", source })?;
+    match started {
         StartedHalf::Found(half, vm) => Ok(Some((half, vm))),
         StartedHalf::Unchosen(machines) if machines.is_empty() => {
             Err(match nix::unistd::geteuid().is_root() {

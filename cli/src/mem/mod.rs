@@ -4,7 +4,7 @@ mod json;
 mod render;
 
 use ::attach::{TargetChoice, VcpuRoom};
-use host::attached::{AttachPurpose, AttachSpec};
+use host::attached::{AttachPurpose, AttachSpec, HalfStart};
 
 use crate::args::MemArgs;
 use crate::attach;
@@ -24,7 +24,9 @@ pub fn command(args: &MemArgs) -> Result<ExitCode, Error> {
         purpose: AttachPurpose::Memory { rows },
         policy: args.seccomp,
     };
-    let Some((half, vm)) = attach::start(spec, Vec::new(), "mem")? else { return Ok(ExitCode::Usage) };
+    let Some((half, vm)) = attach::start(spec, Vec::new(), (None, HalfStart::Program), "mem")? else {
+        return Ok(ExitCode::Usage);
+    };
     let memory = half.memory()?;
     if args.json {
         write_json(&json::MemJson::new(&vm.label, &memory))?;

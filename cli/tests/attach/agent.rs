@@ -193,7 +193,8 @@ fn a_killed_agent_stops_no_thread_and_the_next_one_writes_its_window() {
     let own = directory.path();
     let first = TestAgent(agent(own, &name, &["--window", "1m", "--engine", "ptrace"]).spawn().unwrap());
     let profile = recording(own);
-    let recorder = child_of(first.0.id());
+    // A copy of the process that the agent has started.
+    let recorder = child_of(child_of(first.0.id()));
     first.signal(Signal::SIGKILL);
     drop(first);
     eventually("the recorder's end", SOON, || {

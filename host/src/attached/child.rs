@@ -23,6 +23,7 @@ use tokio::runtime::Runtime;
 use wall::{AttachedWall, Reach};
 
 use super::memory::{self, MemoryUseError};
+use super::tables;
 use super::{
     AWAITS, AttachJob, AttachPurpose, AttachTarget, AttachedMemoryUse, AttachedVm, ChosenVm, FoundVm,
     LoweredRate, MemoryAnswer, ProfileSpec,
@@ -58,10 +59,26 @@ const STOPS: [libc::c_int; 3] = [libc::SIGTSTP, libc::SIGTTIN, libc::SIGTTOU];
 /// # Errors
 /// The connection is closed.
 pub fn main(job: RawFd) -> io::Result<()> {
+    let mut text = Vec::new();
+    // SAFETY: the descriptor is this process's own, and nothing else here uses it.
+    let job = unsafe { inherited(job) }.read_to_end(&mut text).map_err(ChildError::from);
+    run_job(job.and_then(|_| Ok(serde_json::from_slice(&text)?)))
+}
+
+/// Runs a job whose descriptors are this process's own, in a process with one thread, and sends its outcome
+/// as [`main`] does.
+///
+/// # Errors
+/// The connection is closed.
+pub(super) fn run(job: AttachJob) -> io::Result<()> {
+    run_job(Ok(job))
+}
+
+fn run_job(job: Result<AttachJob, ChildError>) -> io::Result<()> {
     leave_signals_to_parent();
     heap::give_back_at_once();
     let connection = Connection::of_stdin();
-    let prepared = match prepare(job) {
+    let prepared = match job.and_then(prepare) {
         Ok(Ok(prepared)) => prepared,
         Ok(Err(machines)) => return connection.send(&FoundVm::Unchosen(machines)),
         Err(error) => return connection.send(&FoundVm::Refused(error.to_string())),
@@ -133,11 +150,13 @@ impl OpenPurpose {
 
 /// Finds the machine, and raises the wall. Returns the machines of this host instead if none was chosen and
 /// there is not exactly one.
-fn prepare(job: RawFd) -> Result<Result<Prepared, Vec<RunningMachine>>, ChildError> {
-    let mut text = Vec::new();
-    // SAFETY: the descriptors of the job are this process's own, and each occurs once in it.
-    unsafe { inherited(job) }.read_to_end(&mut text)?;
-    let AttachJob { spec, disks, report } = serde_json::from_slice(&text)?;
+fn prepare(job: AttachJob) -> Result<Result<Prepared, Vec<RunningMachine>>, ChildError> {
+    let AttachJob { spec, disks, report, tables } = job;
+    if let Some(tables) = tables {
+        // SAFETY: the descriptors of the job are this process's own, and each occurs once in it; a file of
+        // the parent's directory never changes once it has its name.
+        unsafe { tables::install(tables) }?;
+    }
     // SAFETY: as above.
     let report = OwnedFd::from(unsafe { inherited(report) });
     capabilities::raise_tracing()?;
@@ -429,7 +448,7 @@ fn profile(
         let inputs = Inputs::new(&mut stop, &mut input, &mut control);
         watch(&attached, &session, spec.duration, inputs, None, &state).await
     };
-    runtime.block_on(forward(run, phase, connection))?;
+    runtime.block_on(heap::trimmed_while(forward(run, phase, connection)))?;
     Ok(finish(session, attached.wait()))
 }
 

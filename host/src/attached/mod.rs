@@ -15,11 +15,12 @@
 mod child;
 mod memory;
 mod run;
+mod tables;
 mod vm;
 
 pub use child::main;
 pub use memory::{AttachedMemoryUse, HostMemory, MemoryAnswer};
-pub use run::{AttachHalf, AttachedError, StartedHalf};
+pub use run::{AttachHalf, AttachedError, HalfStart, StartedHalf};
 pub use vm::LoweredRate;
 
 use std::os::fd::RawFd;
@@ -105,6 +106,17 @@ struct AttachJob {
     disks: Vec<(DiskSpec, RawFd)>,
     /// The pipe for the report of a refused system call.
     report: RawFd,
+    /// Tables that halves have in common.
+    tables: Option<TableFiles>,
+}
+
+/// Descriptors of files with tables.
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+struct TableFiles {
+    /// Those of other halves, for reading.
+    known: Vec<RawFd>,
+    /// File in memory for those of this half.
+    new: RawFd,
 }
 
 /// First message of an attach half.

@@ -2,9 +2,10 @@
 
 use std::fs::File;
 use std::io::{self, Read};
-use std::os::fd::{AsRawFd, OwnedFd};
+use std::os::fd::{AsRawFd, OwnedFd, RawFd};
 use std::os::unix::net::UnixStream;
-use std::process::{Child, ExitStatus, Stdio};
+use std::path::Path;
+use std::process::{ExitStatus, Stdio};
 use std::time::Duration;
 
 use attach::RunningMachine;
@@ -13,10 +14,13 @@ use text::message::Reason;
 use tokio::net::unix::pipe;
 use tokio::time::{Instant, sleep};
 
+use super::child;
+use super::tables::HalfTables;
 use super::{AttachJob, AttachSpec, AttachedMemoryUse, AttachedVm, COMMAND, FoundVm, MemoryAnswer};
+use crate::heap;
 use crate::link::Link;
 use crate::portable::log::Log;
-use crate::process::{Foreign, continued, refused_call, walled_command};
+use crate::process::{Foreign, OwnChild, continued, fork_child, prepare_child, refused_call, walled_command};
 use crate::protocol::{FrameError, read_message};
 use crate::relay::{Relay, RelayEnd};
 use crate::spec::{DiskSpec, Outcome};
@@ -59,12 +63,41 @@ fn start(action: &'static str) -> impl Fn(io::Error) -> AttachedError {
     move |source| AttachedError::Start { action, source }
 }
 
+/// Starts this program again as a half.
+fn run_program(connection: OwnedFd, job: &AttachJob, inherited: Vec<RawFd>) -> io::Result<OwnChild> {
+    let (mut command, _job_file) = walled_command(COMMAND, job, inherited)?;
+    command.stdin(Stdio::from(connection)).stdout(Stdio::null()).stderr(Stdio::piped());
+    Ok(command.spawn()?.into())
+}
+
+/// Starts a copy of this process as a half.
+fn run_copy(connection: OwnedFd, job: AttachJob, inherited: &[RawFd]) -> io::Result<OwnChild> {
+    let parent = std::process::id();
+    let run = move || match prepare_child(parent, &[]).and_then(|()| child::run(job)) {
+        Ok(()) => 0,
+        Err(_) => 1,
+    };
+    Ok(fork_child(Some(connection), inherited, run)?.into())
+}
+
 /// Attach half that has found its machine. Dropping it ends it; the machine continues to run.
 #[derive(Debug)]
 pub struct AttachHalf {
-    child: Child,
+    child: OwnChild,
     connection: UnixStream,
     report: Option<io::PipeReader>,
+    tables: Option<HalfTables>,
+}
+
+/// Way to start a half.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
+pub enum HalfStart {
+    /// This program again, with separate memory and an empty environment.
+    #[default]
+    Program,
+    /// A copy of this process, which must have a single thread, and in its memory nothing that the guest must
+    /// not see.
+    Copy,
 }
 
 /// Outcome of the start of a half.
@@ -91,24 +124,35 @@ impl Drop for AttachHalf {
 }
 
 impl AttachHalf {
-    /// Starts a half. `disks` are only read.
+    /// Starts a half. `disks` are only read. `tables` is the directory of tables that it has in common with
+    /// other halves, if it has.
     ///
     /// # Errors
-    /// There is no such machine, or it cannot be profiled.
-    pub fn start(spec: AttachSpec, disks: Vec<(DiskSpec, File)>) -> Result<StartedHalf, AttachedError> {
+    /// There is no such machine, or it cannot be profiled; `tables` cannot be read.
+    pub fn start(
+        spec: AttachSpec,
+        disks: Vec<(DiskSpec, File)>,
+        tables: Option<&Path>,
+        way: HalfStart,
+    ) -> Result<StartedHalf, AttachedError> {
         let failed = start("start the process that attaches");
+        let tables = tables.map(HalfTables::open).transpose().map_err(start("open the tables of kernels"))?;
+        let table_files = tables.as_ref().map(HalfTables::files);
         let (connection, theirs) = UnixStream::pair().map_err(&failed)?;
         let (report, report_writer) = io::pipe().map_err(&failed)?;
         let numbers: Vec<_> = disks.iter().map(|(disk, file)| (disk.clone(), file.as_raw_fd())).collect();
-        let inherited =
-            numbers.iter().map(|(_, number)| *number).chain([report_writer.as_raw_fd()]).collect();
-        let job = AttachJob { spec, disks: numbers, report: report_writer.as_raw_fd() };
-        let (mut command, job_file) = walled_command(COMMAND, &job, inherited).map_err(&failed)?;
-        command.stdin(Stdio::from(OwnedFd::from(theirs))).stdout(Stdio::null()).stderr(Stdio::piped());
-        let child = command.spawn().map_err(&failed)?;
+        let shared = table_files.iter().flat_map(|files| files.known.iter().copied().chain([files.new]));
+        let inherited = numbers.iter().map(|(_, number)| *number).chain([report_writer.as_raw_fd()]);
+        let inherited = inherited.chain(shared).collect::<Vec<RawFd>>();
+        let job = AttachJob { spec, disks: numbers, report: report_writer.as_raw_fd(), tables: table_files };
+        let child = match way {
+            HalfStart::Program => run_program(theirs.into(), &job, inherited),
+            HalfStart::Copy => run_copy(theirs.into(), job, &inherited),
+        };
+        let child = child.map_err(&failed)?;
         // The process has its own copies. Its end is noticed by the closed connection.
-        drop((command, job_file, report_writer, disks));
-        let mut half = Self { child, connection, report: Some(report) };
+        drop((report_writer, disks));
+        let mut half = Self { child, connection, report: Some(report), tables };
         match read_message(&mut half.connection).map_err(start("hear from the process that attaches"))? {
             Some(FoundVm::Found(vm)) => Ok(StartedHalf::Found(half, vm)),
             Some(FoundVm::Unchosen(machines)) => Ok(StartedHalf::Unchosen(machines)),
@@ -139,7 +183,7 @@ impl AttachHalf {
         let mut words = Vec::new();
         if let Some(stderr) = self.child.stderr.take() {
             // Without its words the status is all that is left.
-            let _unread = stderr.take(WORDS).read_to_end(&mut words);
+            let _unread = File::from(stderr).take(WORDS).read_to_end(&mut words);
         }
         self.reason(status, String::from_utf8_lossy(&words).trim())
     }
@@ -164,11 +208,24 @@ impl AttachHalf {
         let connection = self.connection.try_clone().map_err(&failed)?;
         connection.set_nonblocking(true).map_err(&failed)?;
         let connection = tokio::net::UnixStream::from_std(connection).map_err(&failed)?;
-        let stderr = self.child.stderr.take().map(|stderr| pipe::Receiver::from_owned_fd(stderr.into()));
+        let stderr = self.child.stderr.take().map(|stderr| pipe::Receiver::from_owned_fd(stderr));
         let log = stderr.transpose().map_err(&failed)?.map(|stderr| Log::follow([stderr]));
         let mut relay = Relay::new(sink, Batch::default(), None);
         let (process, stop) = (Some(self.child.id()), link.stop.clone());
-        let result = continued(process, stop, relay.talk(connection, &mut link)).await;
+        let (tables, notes) = (self.tables.take(), link.notes.clone());
+        let run = heap::trimmed_while(continued(process, stop, relay.talk(connection, &mut link)));
+        let result = match tables {
+            Some(tables) => {
+                let (result, copied) = tables.copied_while(run).await;
+                if let Err(error) = copied {
+                    // Fails once nobody listens.
+                    let _ended =
+                        notes.send(format!("cannot keep tables for other recorders: {}", Reason(&error)));
+                }
+                result
+            }
+            None => run.await,
+        };
         // A half that is still there lets the machine go.
         self.connection.shutdown(std::net::Shutdown::Both).map_err(&failed)?;
         let status = self.end().await.map_err(start("wait for the process that samples the VM"))?;

@@ -3,6 +3,7 @@
 use super::demangle::Names;
 use super::mini::debug_data;
 use super::plt::{StubTarget, stubs};
+use super::resolvers::implementations;
 use super::symbols::{RawSymbol, SymbolNames, SymbolTable};
 use crate::elf::ElfFile;
 
@@ -11,6 +12,10 @@ const MAX_NESTED: usize = 16;
 
 /// Bytes of a name that decide between several.
 const MAX_RANKED: usize = 64;
+
+/// Resolvers of a file that are read, and implementations that they choose from, at most (libc: 47 and 300).
+const MAX_RESOLVERS: usize = 1024;
+const MAX_IMPLEMENTATIONS: usize = 16_384;
 
 /// Starts of functions by other means than symbols: by call frame information.
 pub trait FunctionStarts {
@@ -102,7 +107,8 @@ pub struct FunctionTable {
 
 impl FunctionTable {
     /// Reads the symbols of `elf` and of its separate debug file: `.symtab` of both, `.dynsym`, and
-    /// `.gnu_debugdata` where neither has a `.symtab`; PLT entries. A table that cannot be read counts as
+    /// `.gnu_debugdata` where neither has a `.symtab`; implementations that resolvers choose from, with the
+    /// name of the function; PLT entries. A table that cannot be read counts as
     /// missing.
     pub fn read(elf: &ElfFile, debug: Option<&ElfFile>) -> Self {
         let mut tables = Vec::new();
@@ -121,6 +127,7 @@ impl FunctionTable {
             stubs: Vec::new(),
             names: Names::default(),
         };
+        table.add_implementations(elf);
         // The last of the tables, if it is there, is `.dynsym`.
         table.add_stubs(elf, dynamic.as_ref());
         table.close_gaps(elf);
@@ -200,6 +207,31 @@ impl FunctionTable {
     fn covering(&self, address: u64) -> Option<&SymbolEntry> {
         let after = self.entries.partition_point(|entry| entry.start <= address);
         self.entries.get(..after)?.iter().rev().take(MAX_NESTED).find(|entry| address < entry.end)
+    }
+
+    /// Adds the implementations that resolvers choose from, where no symbol has a name.
+    fn add_implementations(&mut self, elf: &ElfFile) {
+        let resolvers = self.entries.iter().filter(|entry| entry.kind == FunctionKind::Resolver);
+        let chosen = resolvers.take(MAX_RESOLVERS).flat_map(|resolver| {
+            let found = implementations(elf, resolver.start, resolver.end - resolver.start);
+            found.into_iter().map(|start| (start, resolver.name))
+        });
+        let is_new = |start: u64| {
+            let starts = self.entries.binary_search_by_key(&start, |entry| entry.start);
+            starts.is_err() && self.covering(start).is_none()
+        };
+        let chosen: Vec<SymbolEntry> = chosen
+            .take(MAX_IMPLEMENTATIONS)
+            .filter(|&(start, _)| is_new(start))
+            .map(|(start, name)| SymbolEntry {
+                start,
+                end: start,
+                name,
+                kind: FunctionKind::Function,
+                is_sized: false,
+            })
+            .collect();
+        self.entries.extend(chosen);
     }
 
     /// Adds the stubs of the PLT, which jump to symbols of `dynamic`.

@@ -16,6 +16,7 @@ mod lines;
 mod meter;
 mod mini;
 mod plt;
+mod resolvers;
 mod symbolizer;
 mod symbols;
 #[cfg(test)]

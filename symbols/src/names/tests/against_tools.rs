@@ -91,6 +91,39 @@ fn a_debug_file_names_what_was_stripped() {
 }
 
 #[test]
+fn implementations_have_the_name_of_the_function_that_has_them() {
+    if !is_there(LIBC) {
+        return;
+    }
+    let libc = open(LIBC);
+    let digits = libc.build_id().unwrap().to_string();
+    let path = format!("/usr/lib/debug/.build-id/{}/{}.debug", &digits[..2], &digits[2..]);
+    if !is_there(&path) {
+        return;
+    }
+    let Some(expected) = nm(&path, &[]) else { return };
+    let (exported, table) = (nm(LIBC, &["-D"]).unwrap(), FunctionTable::read(&libc, None));
+    let mut compared = 0;
+    for (start, (_, names)) in expected.iter().filter(|(start, _)| !exported.contains_key(*start)) {
+        let found = table.find(*start, &|_| None).filter(|found| found.start == *start);
+        let Some(found) = found else { continue };
+        // `memcpy` for `__memcpy_avx_unaligned_erms`.
+        let base = found.name.trim_start_matches('_');
+        assert!(names.iter().any(|name| name.contains(base)), "{start:#x}: {} for {names:?}", found.name);
+        compared += 1;
+    }
+    assert!(compared > 100, "{compared} implementations");
+    // Each implementation of `memset` but its parts, which begin in others.
+    let missing: Vec<_> = expected
+        .iter()
+        .filter(|(_, (_, names))| names.iter().any(|name| name.starts_with("__memset_avx")))
+        .filter(|(start, _)| table.find(**start, &|_| None).is_none_or(|found| found.start != **start))
+        .collect();
+    assert!(missing.is_empty(), "{missing:x?}");
+    eprintln!("{LIBC}: {compared} implementations have the names of their functions");
+}
+
+#[test]
 fn plt_entries_are_named_as_objdump_names_them() {
     for path in ["/bin/bash", "/bin/ls", LIBC] {
         if !is_there(path) {

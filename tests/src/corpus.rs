@@ -21,8 +21,8 @@ const SERVERS: &str = "/servers.sh";
 const SERVICES: &str = "/services.sh";
 /// Rates of samples, Hz. A sample costs an emulated guest much, and services have to start within the guest's
 /// limit of time.
-const RATE: &str = "500";
-const RATE_OF_SERVICES: &str = "97";
+const RATE: u32 = 500;
+const RATE_OF_SERVICES: u32 = 97;
 /// Least part of the samples in functions of managed languages that have a name.
 const FUNCTIONS_NAMED: f64 = 0.95;
 /// Memory that vprof may take beyond the guest's, bytes (docs/performance.md).
@@ -310,6 +310,43 @@ impl ValueComparison {
     }
 }
 
+/// Samples below the function of a phase.
+#[derive(Debug, Clone, Copy)]
+struct PhaseSamples {
+    samples: f64,
+    /// Time of the guest's clock that they stand for, s.
+    time: f64,
+}
+
+impl PhaseSamples {
+    /// Returns the samples at a rate in Hz, which were `late` seconds late in total.
+    ///
+    /// The clocks of an emulated guest run while the emulated machine has no CPU. That time is the delay of
+    /// the tick that is due then, and on a busy machine a single call may have most of it.
+    fn new(samples: f64, rate: u32, late: f64, emulated: bool) -> Self {
+        Self { samples, time: samples / f64::from(rate) + if emulated { late } else { 0.0 } }
+    }
+}
+
+/// Returns the shares of the phases with these names.
+fn compared_phases(names: &[&str], found: &[PhaseSamples], printed: &WorkloadOutput) -> Vec<ValueComparison> {
+    let sum = |of: fn(&PhaseSamples) -> f64| found.iter().map(of).sum::<f64>();
+    let (samples, time) = (sum(|phase| phase.samples), sum(|phase| phase.time));
+    let own_all = printed.phases.values().sum::<f64>();
+    let compared = |(name, found): (&&str, &PhaseSamples)| {
+        let own = printed.phases.get(*name).copied().unwrap_or(0.0) / own_all;
+        let chance = Z_ALLOWED * (own * (1.0 - own) / samples.max(1.0)).sqrt();
+        // Besides chance: what runs between two readings of the program's clock is in no phase, or in both.
+        ValueComparison {
+            name: (*name).to_owned(),
+            own,
+            found: if time > 0.0 { found.time / time } else { 0.0 },
+            tolerance: chance + 0.02,
+        }
+    };
+    names.iter().zip(found).map(compared).collect()
+}
+
 /// Figures of a corpus program by its profile.
 #[derive(Debug, Clone)]
 pub struct ProfileFigures {
@@ -358,9 +395,8 @@ impl CorpusProgram {
     /// Runs the guest: a server under systemd with the image's own kernel, any other program under the init
     /// and the kernel of the demo image, which start in seconds.
     pub fn run(&self) -> Run {
-        let rate = if self.command.contains(SERVICES) { RATE_OF_SERVICES } else { RATE };
         let guest = Guest::distribution(corpus_image(self.release))
-            .options(["-m", "1G", "--rate", rate])
+            .options(["-m", "1G", "--rate", &self.rate().to_string()])
             .command(["sh", "-c", &format!("exec {}", self.command)]);
         if self.command.contains(SERVERS) {
             return guest.run().succeeded();
@@ -368,9 +404,15 @@ impl CorpusProgram {
         run_with_demo_kernel(guest)
     }
 
+    /// Returns the rate of its samples, Hz.
+    fn rate(&self) -> u32 {
+        if self.command.contains(SERVICES) { RATE_OF_SERVICES } else { RATE }
+    }
+
     /// Reads the figures from its profile.
     pub fn measure(&self, run: &Run) -> ProfileFigures {
         let printed = WorkloadOutput::parse(&run.stdout);
+        let emulated = run.report().get("host") == "portable";
         let user = run.user_code(self.process, "function");
         let (code, walks) = (user.get("user_code"), user.walks("user"));
         let samples = code["samples"].as_i64().expect("samples");
@@ -379,44 +421,37 @@ impl CorpusProgram {
             named: 1.0 - code["unnamed_share"].as_f64().expect("a share"),
             functions_named: functions_named(&user.rows()),
             complete: 1.0 - walks.lost() as f64 / walks.walks.max(1) as f64,
-            phases: self.phases(run, &printed),
+            phases: self.phases(run, &printed, emulated),
             times: self.times(run, &printed),
             memory: run
                 .number("SELECT CAST(value AS INTEGER) FROM meta WHERE key = 'memory_beyond_guest_bytes'"),
-            emulated: run.report().get("host") == "portable",
+            emulated,
         }
     }
 
-    /// Returns the shares of the phases in those samples of the process that are in any phase.
-    fn phases(&self, run: &Run, printed: &WorkloadOutput) -> Vec<ValueComparison> {
-        let samples: Vec<f64> = self.phases.iter().map(|(_, function)| self.below(run, function)).collect();
-        let (all, own_all) = (samples.iter().sum::<f64>(), printed.phases.values().sum::<f64>());
-        let compared = |((name, _), found): (&(&str, &str), &f64)| {
-            let own = printed.phases.get(*name).copied().unwrap_or(0.0) / own_all;
-            let chance = Z_ALLOWED * (own * (1.0 - own) / all.max(1.0)).sqrt();
-            // Besides chance: what runs between two readings of the program's clock is in no phase, or in
-            // both.
-            ValueComparison {
-                name: (*name).to_owned(),
-                own,
-                found: found / all.max(1.0),
-                tolerance: chance + 0.02,
-            }
-        };
-        self.phases.iter().zip(&samples).map(compared).collect()
+    /// Returns the shares of the phases in the time of the process that is in any phase.
+    fn phases(&self, run: &Run, printed: &WorkloadOutput, emulated: bool) -> Vec<ValueComparison> {
+        let found: Vec<PhaseSamples> =
+            self.phases.iter().map(|(_, function)| self.below(run, function, emulated)).collect();
+        let names: Vec<&str> = self.phases.iter().map(|(name, _)| *name).collect();
+        compared_phases(&names, &found, printed)
     }
 
-    /// Returns the number of samples of the process with such a function on their stack.
-    fn below(&self, run: &Run, function: &str) -> f64 {
-        run.number(&format!(
+    /// Returns the samples of the process with such a function on their stack.
+    fn below(&self, run: &Run, function: &str, emulated: bool) -> PhaseSamples {
+        let counted = if emulated { "" } else { "AND vcpu_state = 'guest'" };
+        let rows = run.query(&format!(
             "WITH RECURSIVE inside(id) AS (\
                 SELECT s.id FROM stack s JOIN frame f ON f.id = s.frame \
                 WHERE replace(lower(f.symbol), '_', '') LIKE '%{function}%' \
                 UNION SELECT s.id FROM stack s JOIN inside ON s.parent = inside.id) \
-             SELECT count(*) FROM sample JOIN instance i ON i.id = sample.instance \
-             WHERE i.comm = '{}' AND vcpu_state = 'guest' AND stack IN inside",
+             SELECT total(late_ns) / 1e9 AS late, count(*) AS samples \
+             FROM sample JOIN instance i ON i.id = sample.instance \
+             WHERE i.comm = '{}' AND stack IN inside {counted}",
             self.process
-        ))
+        ));
+        let number = |column: usize| rows[0][column].as_f64().expect("a number");
+        PhaseSamples::new(number(1), self.rate(), number(0), emulated)
     }
 
     fn times(&self, run: &Run, printed: &WorkloadOutput) -> Vec<ValueComparison> {
@@ -538,6 +573,20 @@ mod tests {
         assert_eq!((printed.phases.len(), printed.total), (2, Some(2.25)));
         assert_eq!(printed.processes, [("postgres".to_owned(), 31, 4.5)]);
         assert_eq!(printed.units, [("a.service".to_owned(), 5.0)]);
+    }
+
+    #[test]
+    fn time_of_an_emulated_machine_without_a_cpu_is_in_the_phase_that_its_clock_charges() {
+        // In `search` the machine waited for a CPU for 4 s, at one tick.
+        let printed = WorkloadOutput::parse("phase cart 3.0\nphase search 7.0\n");
+        let compared = |emulated: bool| {
+            let phases = [(300.0, 0.0), (300.0, 4.0)];
+            let found = phases.map(|(samples, late)| PhaseSamples::new(samples, 100, late, emulated));
+            compared_phases(&["cart", "search"], &found, &printed)
+        };
+        assert!(compared(true).iter().all(|phase| (phase.found - phase.own).abs() < 1e-9));
+        let found: Vec<f64> = compared(false).iter().map(|phase| phase.found).collect();
+        assert_eq!(found, [0.5, 0.5]);
     }
 
     #[test]

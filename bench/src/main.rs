@@ -67,7 +67,7 @@ fn main() -> anyhow::Result<()> {
     }
     if arguments == ["managed"] {
         println!("{}", table::HEADER);
-        print(&[managed()?]);
+        print(&[managed()?, unmanaged()?]);
         return Ok(());
     }
     if arguments == ["agent"] {
@@ -99,7 +99,7 @@ fn main() -> anyhow::Result<()> {
     match &kick_rows {
         Ok(rows) => {
             print(rows);
-            print(&[managed()?]);
+            print(&[managed()?, unmanaged()?]);
             print(&wall::rows()?);
         }
         Err(reason) => eprintln!("SKIPPED what needs KVM: {reason}"),
@@ -122,6 +122,15 @@ fn managed() -> anyhow::Result<table::TableRow> {
     let (stopped, files) = (running.stop()?, running.files());
     drop(running);
     kick::managed(&stopped, &files)
+}
+
+/// Measures what these functions cost a sample of a program that has none.
+fn unmanaged() -> anyhow::Result<table::TableRow> {
+    let directory = tempfile::tempdir()?;
+    let mut running = dump::QemuGuest::boot(directory.path())?;
+    let (stopped, files) = (running.stop()?, running.files());
+    drop(running);
+    kick::unmanaged(&stopped, &files)
 }
 
 /// Prints rows as soon as they are known: a measurement that fails takes no other with it.

@@ -31,5 +31,8 @@ cp "$2"/* "$root/opt/corpus/"
 chmod 755 "$root"/opt/corpus/*
 # Compilers would take an emulated guest minutes as well.
 chroot "$root" javac --release 17 -d /opt/corpus /opt/corpus/Phases.java /opt/corpus/Service.java
+if [ -x "$root/usr/bin/erlc" ]; then
+    chroot "$root" erlc -o /opt/corpus /opt/corpus/phases.erl
+fi
 chroot "$root" env HOME=/tmp GOCACHE=/tmp/go-build GO111MODULE=off go build -o /opt/corpus/phases-go /opt/corpus/phases.go
 rm -rf "$root/tmp/go-build"

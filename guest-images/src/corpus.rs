@@ -24,7 +24,7 @@ use crate::{Progress, disk};
 const PACKAGES: &str = "linux-image-cloud-amd64,systemd-sysv,dbus,udev,iproute2,procps,gdb,\
     nginx,redis-server,redis-tools,postgresql,nodejs,perl,python3,python3-numpy,golang-go";
 /// Packages of Debian 12 alone.
-const BOOKWORM: &str = "openjdk-17-jdk-headless,ruby3.1,php8.2-cli,php8.2-opcache,\
+const BOOKWORM: &str = "openjdk-17-jdk-headless,ruby3.1,php8.2-cli,php8.2-opcache,erlang-base,\
     gunicorn,python3-flask,node-express,wrk";
 /// Packages of Debian 13 alone.
 const TRIXIE: &str =
@@ -50,6 +50,7 @@ const PROGRAMS: &[(&str, &str)] = &[
     ("phases.php", include_str!("../corpus/phases.php")),
     ("phases.pl", include_str!("../corpus/phases.pl")),
     ("phases.go", include_str!("../corpus/phases.go")),
+    ("phases.erl", include_str!("../corpus/phases.erl")),
     ("phases.sh", include_str!("../corpus/phases.sh")),
     ("service.py", include_str!("../corpus/service.py")),
     ("Service.java", include_str!("../corpus/Service.java")),

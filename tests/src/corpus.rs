@@ -219,6 +219,18 @@ pub const CORPUS_PROGRAMS: &[CorpusProgram] = &[
         complete: 0.98,
     },
     CorpusProgram {
+        name: "erlang_25",
+        runtime: "Erlang 25 `+JPperf true`",
+        release: "bookworm",
+        command: "env HOME=/tmp erl +JPperf true +S 1 -noinput -pa /opt/corpus -run phases main 10",
+        process: "beam.smp",
+        // While `text` runs, another process of Erlang loads modules.
+        phases: &[("fib", "runfib"), ("sieve", "runsieve")],
+        named: 0.5,
+        // The first function of a process of Erlang has no caller.
+        complete: 0.4,
+    },
+    CorpusProgram {
         name: "bash",
         runtime: "bash 5.2",
         release: "bookworm",
@@ -332,9 +344,10 @@ impl PhaseSamples {
 fn compared_phases(names: &[&str], found: &[PhaseSamples], printed: &WorkloadOutput) -> Vec<ValueComparison> {
     let sum = |of: fn(&PhaseSamples) -> f64| found.iter().map(of).sum::<f64>();
     let (samples, time) = (sum(|phase| phase.samples), sum(|phase| phase.time));
-    let own_all = printed.phases.values().sum::<f64>();
+    let own = |name: &str| printed.phases.get(name).copied().unwrap_or(0.0);
+    let own_all: f64 = names.iter().map(|name| own(name)).sum();
     let compared = |(name, found): (&&str, &PhaseSamples)| {
-        let own = printed.phases.get(*name).copied().unwrap_or(0.0) / own_all;
+        let own = own(name) / own_all;
         let chance = Z_ALLOWED * (own * (1.0 - own) / samples.max(1.0)).sqrt();
         // Besides chance: what runs between two readings of the program's clock is in no phase, or in both.
         ValueComparison {

@@ -32,5 +32,5 @@ macro_rules! holds {
 
 holds! {
     python_11 python_13_perf numpy node_18 node_20 java_17 java_21 go_19 go_24 ruby_31 ruby_31_yjit ruby_33 php_82 php_82_jit
-    perl bash postgresql_15 redis_7 nginx flask java_http express
+    perl erlang_25 bash postgresql_15 redis_7 nginx flask java_http express
 }

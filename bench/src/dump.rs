@@ -110,7 +110,8 @@ impl QemuGuest {
             self.monitor.ask("stop")?;
             let text = self.monitor.ask("info registers")?;
             let (regs, sregs) = registers(&text)?;
-            if sregs.ss.dpl == 0 && value(&text, "HLT=")? == 0 {
+            // A thread of the kernel has no FS base.
+            if sregs.ss.dpl == 0 && value(&text, "HLT=")? == 0 && sregs.fs.base != 0 {
                 self.monitor.ask(&format!("pmemsave 0 {MEMORY} \"{}\"", self.ram.display()))?;
                 self.monitor.ask("cont")?;
                 let memory = GuestMemoryMmap::from_ranges(&[(GuestAddress(0), MEMORY)])?;

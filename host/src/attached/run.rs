@@ -208,7 +208,7 @@ impl AttachHalf {
         let connection = self.connection.try_clone().map_err(&failed)?;
         connection.set_nonblocking(true).map_err(&failed)?;
         let connection = tokio::net::UnixStream::from_std(connection).map_err(&failed)?;
-        let stderr = self.child.stderr.take().map(|stderr| pipe::Receiver::from_owned_fd(stderr));
+        let stderr = self.child.stderr.take().map(pipe::Receiver::from_owned_fd);
         let log = stderr.transpose().map_err(&failed)?.map(|stderr| Log::follow([stderr]));
         let mut relay = Relay::new(sink, Batch::default(), None);
         let (process, stop) = (Some(self.child.id()), link.stop.clone());

@@ -5,6 +5,8 @@ use std::ffi::OsString;
 use std::path::{Path, PathBuf};
 
 use anyhow::{Context, bail};
+use sampler::bench::StoppedGuest;
+use symbols::names::OpenFiles;
 
 mod agent;
 mod attached;
@@ -67,23 +69,19 @@ fn main() -> anyhow::Result<()> {
     }
     if arguments == ["managed"] {
         println!("{}", table::HEADER);
-        print(&[managed()?, unmanaged()?]);
+        print(&managed()?);
         return Ok(());
     }
     if arguments == ["agent"] {
         let directory = tempfile::tempdir()?;
-        let mut running = dump::QemuGuest::boot(directory.path())?;
-        let stopped = running.stop()?;
-        drop(running);
+        let (stopped, _) = stopped_guest(directory.path(), dump::QemuGuest::boot)?;
         let (ram, empty) = attached::write_memory(&stopped, directory.path())?;
         println!("{}\n\n{}", machine::description(), table::HEADER);
         return agent::measure(&ram, &empty, print);
     }
     if arguments == ["attach"] {
         let directory = tempfile::tempdir()?;
-        let mut running = dump::QemuGuest::boot(directory.path())?;
-        let stopped = running.stop()?;
-        drop(running);
+        let (stopped, _) = stopped_guest(directory.path(), dump::QemuGuest::boot)?;
         attached::measure(&stopped, directory.path(), print)?;
         return Ok(());
     }
@@ -99,7 +97,7 @@ fn main() -> anyhow::Result<()> {
     match &kick_rows {
         Ok(rows) => {
             print(rows);
-            print(&[managed()?, unmanaged()?]);
+            print(&managed()?);
             print(&wall::rows()?);
         }
         Err(reason) => eprintln!("SKIPPED what needs KVM: {reason}"),
@@ -115,22 +113,24 @@ fn main() -> anyhow::Result<()> {
     Ok(())
 }
 
-/// Measures the functions of a managed language in a sample, on another guest.
-fn managed() -> anyhow::Result<table::TableRow> {
-    let directory = tempfile::tempdir()?;
-    let mut running = dump::QemuGuest::boot_python(directory.path())?;
-    let (stopped, files) = (running.stop()?, running.files());
-    drop(running);
-    kick::managed(&stopped, &files)
+/// Measures the functions of managed languages in a sample: of a program that has some, and of one that has
+/// none. Each is on another guest.
+fn managed() -> anyhow::Result<[table::TableRow; 2]> {
+    let row = |boot: BootGuest, measure: fn(&StoppedGuest, &OpenFiles) -> anyhow::Result<table::TableRow>| {
+        let directory = tempfile::tempdir()?;
+        let (stopped, files) = stopped_guest(directory.path(), boot)?;
+        measure(&stopped, &files)
+    };
+    Ok([row(dump::QemuGuest::boot_python, kick::managed)?, row(dump::QemuGuest::boot, kick::unmanaged)?])
 }
 
-/// Measures what these functions cost a sample of a program that has none.
-fn unmanaged() -> anyhow::Result<table::TableRow> {
-    let directory = tempfile::tempdir()?;
-    let mut running = dump::QemuGuest::boot(directory.path())?;
-    let (stopped, files) = (running.stop()?, running.files());
-    drop(running);
-    kick::unmanaged(&stopped, &files)
+/// Way to boot a guest, whose files are in the directory.
+type BootGuest = fn(&Path) -> anyhow::Result<dump::QemuGuest>;
+
+/// Boots a guest and stops it. Returns its state with the files of its programs.
+fn stopped_guest(directory: &Path, boot: BootGuest) -> anyhow::Result<(StoppedGuest, OpenFiles)> {
+    let mut running = boot(directory)?;
+    Ok((running.stop()?, running.files()))
 }
 
 /// Prints rows as soon as they are known: a measurement that fails takes no other with it.

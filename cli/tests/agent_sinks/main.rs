@@ -12,6 +12,7 @@ use std::io::{BufRead, BufReader, Read};
 use std::net::{TcpListener, TcpStream};
 use std::path::{Path, PathBuf};
 use std::process::{Child, Command, Output, Stdio};
+use std::sync::atomic::{AtomicU16, Ordering};
 use std::sync::mpsc::{self, Receiver};
 use std::time::{Duration, Instant};
 
@@ -148,8 +149,13 @@ impl TestAgent {
     }
 }
 
+/// Returns a port that nobody uses, below those that the kernel gives to clients: until a server has it, none
+/// of the other tests' connections takes it.
 fn free_port() -> u16 {
-    TcpListener::bind("127.0.0.1:0").and_then(|free| free.local_addr()).unwrap().port()
+    static NEXT: AtomicU16 = AtomicU16::new(0);
+    let first = u16::try_from(std::process::id() % 200).unwrap() * 100;
+    let ports = std::iter::repeat_with(|| 10_240 + (first + NEXT.fetch_add(1, Ordering::Relaxed)) % 22_000);
+    ports.take(22_000).find(|port| TcpListener::bind(("127.0.0.1", *port)).is_ok()).unwrap()
 }
 
 /// Asserts that a window was not sent, with a message that has these words.

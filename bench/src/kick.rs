@@ -60,6 +60,28 @@ fn serve_stopped(
     sampler.serve(&context, || tick.activity())
 }
 
+/// Registers of the stopped guest, where every other tick has no FS base, through which vprof finds the
+/// functions of managed languages.
+#[derive(Debug)]
+struct EveryOther {
+    registers: StoppedRegisters,
+    fs_base: u64,
+    ticks: u64,
+}
+
+impl EveryOther {
+    /// Serves a tick as [`serve_stopped`] does. Ticks with odd numbers, from 0, have no FS base.
+    fn serve(sampler: &mut VcpuSampler, state: &mut Self, tick: &Tick<'_>) -> Option<Duration> {
+        state.registers.1.fs.base = if is_odd(state.ticks) { 0 } else { state.fs_base };
+        state.ticks += 1;
+        serve_stopped(sampler, &mut state.registers, tick)
+    }
+}
+
+fn is_odd(number: u64) -> bool {
+    number % 2 == 1
+}
+
 /// Sink that counts the rows and drops them: the disk is measured elsewhere.
 #[derive(Debug, Default, Clone)]
 pub struct CountingSink {
@@ -93,8 +115,11 @@ struct MeasuredObserver<O> {
     inner: O,
     measuring: Arc<AtomicBool>,
     exited_ns: u64,
+    /// Number of ticks.
+    ticks: u64,
     ticked: bool,
-    gaps_ns: Vec<u64>,
+    /// Number of a tick, from 0, and the time from its exit to the next entry, ns.
+    gaps_ns: Vec<(u64, u64)>,
     first: Option<(u64, u64)>,
     last: (u64, u64),
 }
@@ -106,6 +131,7 @@ impl<O> MeasuredObserver<O> {
             inner,
             measuring,
             exited_ns: 0,
+            ticks: 0,
             ticked: false,
             gaps_ns: Vec::with_capacity(100_000),
             first: None,
@@ -129,7 +155,13 @@ impl<O> MeasuredObserver<O> {
 
     /// Returns the median time from an exit to the next entry, ns.
     fn gap(&self) -> f64 {
-        median(&self.gaps_ns.iter().map(|&ns| ns as f64).collect::<Vec<_>>())
+        self.gap_of(|_| true)
+    }
+
+    /// Returns the same of the ticks with some numbers.
+    fn gap_of(&self, chosen: impl Fn(u64) -> bool) -> f64 {
+        let gaps = self.gaps_ns.iter().filter(|(tick, _)| chosen(*tick));
+        median(&gaps.map(|&(_, ns)| ns as f64).collect::<Vec<_>>())
     }
 }
 
@@ -140,7 +172,7 @@ impl<O: Observer> Observer for MeasuredObserver<O> {
     fn entering(&mut self, now_ns: u64) {
         self.inner.entering(now_ns);
         if std::mem::take(&mut self.ticked) && self.gaps_ns.len() < self.gaps_ns.capacity() {
-            self.gaps_ns.push(monotonic_ns() - self.exited_ns);
+            self.gaps_ns.push((self.ticks - 1, monotonic_ns() - self.exited_ns));
         }
     }
     fn exited(&mut self, exit: Exit, now_ns: u64) {
@@ -148,6 +180,7 @@ impl<O: Observer> Observer for MeasuredObserver<O> {
         self.inner.exited(exit, now_ns);
     }
     fn ticked(&mut self, tick: &Tick<'_>) -> Option<Duration> {
+        self.ticks += 1;
         if self.measuring.load(Ordering::Relaxed) {
             self.ticked = true;
             self.last = (tick.now_ns, tick.regs.rax);
@@ -191,17 +224,22 @@ fn sampled(
     stack_depth: usize,
     stopped: &StoppedGuest,
 ) -> MeasuredObserver<ChangedSampler<StoppedRegisters>> {
-    let (measured, _) = sampled_with(rate_hz, stack_depth, stopped, symbols::names::no_files());
-    measured
+    let files = symbols::names::no_files();
+    sampled_with(rate_hz, stack_depth, stopped, files, |sampler| {
+        ChangedSampler::new(sampler, (stopped.regs, stopped.sregs), serve_stopped)
+    })
+    .0
 }
 
-/// Measures samples likewise, in a guest whose disk has `files`; also returns the sink.
-fn sampled_with(
+/// Measures samples likewise, in a guest whose disk has `files`, with ticks that `change` changes; also
+/// returns the sink.
+fn sampled_with<S: Send + 'static>(
     rate_hz: f64,
     stack_depth: usize,
     stopped: &StoppedGuest,
     files: OpenFiles,
-) -> (MeasuredObserver<ChangedSampler<StoppedRegisters>>, CountingSink) {
+    change: impl FnOnce(VcpuSampler) -> ChangedSampler<S>,
+) -> (MeasuredObserver<ChangedSampler<S>>, CountingSink) {
     let config = SessionConfig {
         vcpus: 1,
         recording: RecordingConfig { rate_hz, seed: SEED, stack_depth, ..RecordingConfig::default() },
@@ -210,8 +248,7 @@ fn sampled_with(
     let sink = CountingSink::default();
     let (mut session, mut samplers) = Session::new(config, Box::new(sink.clone()), files);
     let complete = if stack_depth == 0 { &sink.tasks } else { &sink.stacks };
-    let inner = ChangedSampler::new(samplers.remove(0), (stopped.regs, stopped.sregs), serve_stopped);
-    let measured = turn(inner, None, |memory| {
+    let measured = turn(change(samplers.remove(0)), None, |memory| {
         dump::copy(&stopped.memory, &memory);
         session.start(memory).expect("the collector starts");
         let deadline = Instant::now() + FOUND_LIMIT;
@@ -251,32 +288,27 @@ pub fn unmanaged(stopped: &StoppedGuest, files: &OpenFiles) -> anyhow::Result<Ta
     Ok(TableRow::ratio(what, ratio, "at most 1.02").detail(gaps))
 }
 
-/// Measures a sample against the same one without the FS base of its thread, through which vprof finds the
-/// functions of managed languages. Returns the ratio, and both times as text.
+/// Measures samples against the same ones without the FS base of their thread, through which vprof finds the
+/// functions of managed languages. Both take turns within a run. Returns the ratio, and both times as text.
 fn with_functions(
     stopped: &StoppedGuest,
     files: &OpenFiles,
     has_functions: bool,
 ) -> anyhow::Result<(f64, String)> {
     vmm::kvm_check::open()?;
-    let mut without = stopped.clone();
-    without.sregs.fs.base = 0;
     let (mut ratios, mut all) = (Vec::new(), [Vec::new(), Vec::new()]);
-    for round in 0..ROUNDS {
-        let one = |stopped: &StoppedGuest, has_functions: bool| {
-            let (measured, sink) = sampled_with(1000.0, DEPTH, stopped, Arc::clone(files));
-            let functions = sink.functions.load(Ordering::Relaxed);
-            assert_eq!(functions > 0, has_functions, "{functions} functions of managed languages");
-            measured.gap()
-        };
-        let mut gaps = [0.0; 2];
-        // They take turns in being first.
-        for which in [round % 2, 1 - round % 2] {
-            gaps[which] = one([stopped, &without][which], which == 0 && has_functions);
-        }
-        ratios.push(gaps[0] / gaps[1]);
-        all[0].push(gaps[0]);
-        all[1].push(gaps[1]);
+    for _ in 0..ROUNDS {
+        let (measured, sink) = sampled_with(1000.0, DEPTH, stopped, Arc::clone(files), |sampler| {
+            let registers = (stopped.regs, stopped.sregs);
+            let state = EveryOther { registers, fs_base: stopped.sregs.fs.base, ticks: 0 };
+            ChangedSampler::new(sampler, state, EveryOther::serve)
+        });
+        let functions = sink.functions.load(Ordering::Relaxed);
+        assert_eq!(functions > 0, has_functions, "{functions} functions of managed languages");
+        let [with, without] = [false, true].map(|odd| measured.gap_of(|tick| is_odd(tick) == odd));
+        ratios.push(with / without);
+        all[0].push(with);
+        all[1].push(without);
     }
     let [with, without] = all.map(|gaps| median(&gaps) / 1000.0);
     Ok((median(&ratios), format!("{with:.2} us / {without:.2} us")))
@@ -304,7 +336,7 @@ pub fn sampled_alone(rate_hz: f64, kvm: OwnedFd) -> CountedTurn {
     });
     session.finish(Vec::new());
     let (ns, loops) = measured.counted();
-    let mut gaps_ns = measured.gaps_ns;
+    let mut gaps_ns: Vec<u64> = measured.gaps_ns.iter().map(|&(_, ns)| ns).collect();
     gaps_ns.sort_unstable();
     CountedTurn { ns, loops, gap_ns: gaps_ns[gaps_ns.len() / 2] }
 }

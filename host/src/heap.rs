@@ -29,6 +29,17 @@ pub fn give_back_at_once() {
     }
 }
 
+/// Has all threads take memory from one place: each other one has free memory of its own. For processes of
+/// which there are many, and whose threads rarely allocate at the same time. Copies of the calling process
+/// (fork) inherit it.
+pub fn share_one_arena() {
+    #[cfg(target_env = "gnu")]
+    // SAFETY: mallopt takes two numbers, and locks by itself.
+    unsafe {
+        libc::mallopt(libc::M_ARENA_MAX, 1);
+    }
+}
+
 /// Gives free memory back now and then until `run` ends.
 pub(crate) async fn trimmed_while<T>(run: impl Future<Output = T>) -> T {
     tokio::pin!(run);

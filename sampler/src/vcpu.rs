@@ -379,6 +379,7 @@ impl Observer for VcpuSampler {
     fn started(&mut self) -> Option<Duration> {
         let now = monotonic_ns();
         self.wait = WaitDetector::own();
+        self.published.exits.make_room();
         self.published.clock.start(now, own_times());
         self.first_interval()
     }

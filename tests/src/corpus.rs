@@ -323,37 +323,36 @@ impl ValueComparison {
 }
 
 /// Samples below the function of a phase.
-#[derive(Debug, Clone, Copy)]
+#[derive(Debug, Clone, Copy, Default)]
 struct PhaseSamples {
-    samples: f64,
-    /// Time of the guest's clock that they stand for, s.
+    /// Time that they stand for, s.
     time: f64,
+    /// Sum of the squares of the samples' times, s^2.
+    squares: f64,
 }
 
 impl PhaseSamples {
-    /// Returns the samples at a rate in Hz, which were `late` seconds late in total.
-    ///
-    /// The clocks of an emulated guest run while the emulated machine has no CPU. That time is the delay of
-    /// the tick that is due then, and on a busy machine a single call may have most of it.
-    fn new(samples: f64, rate: u32, late: f64, emulated: bool) -> Self {
-        Self { samples, time: samples / f64::from(rate) + if emulated { late } else { 0.0 } }
+    /// Returns the number of samples of equal times whose sum varies as much by chance (Kish's effective size
+    /// of a sample).
+    fn effective(self) -> f64 {
+        if self.squares > 0.0 { self.time * self.time / self.squares } else { 0.0 }
     }
 }
 
 /// Returns the shares of the phases with these names.
 fn compared_phases(names: &[&str], found: &[PhaseSamples], printed: &WorkloadOutput) -> Vec<ValueComparison> {
     let sum = |of: fn(&PhaseSamples) -> f64| found.iter().map(of).sum::<f64>();
-    let (samples, time) = (sum(|phase| phase.samples), sum(|phase| phase.time));
+    let all = PhaseSamples { time: sum(|phase| phase.time), squares: sum(|phase| phase.squares) };
     let own = |name: &str| printed.phases.get(name).copied().unwrap_or(0.0);
     let own_all: f64 = names.iter().map(|name| own(name)).sum();
     let compared = |(name, found): (&&str, &PhaseSamples)| {
         let own = own(name) / own_all;
-        let chance = Z_ALLOWED * (own * (1.0 - own) / samples.max(1.0)).sqrt();
+        let chance = Z_ALLOWED * (own * (1.0 - own) / all.effective().max(1.0)).sqrt();
         // Besides chance: what runs between two readings of the program's clock is in no phase, or in both.
         ValueComparison {
             name: (*name).to_owned(),
             own,
-            found: if time > 0.0 { found.time / time } else { 0.0 },
+            found: if all.time > 0.0 { found.time / all.time } else { 0.0 },
             tolerance: chance + 0.02,
         }
     };
@@ -451,20 +450,31 @@ impl CorpusProgram {
     }
 
     /// Returns the samples of the process with such a function on their stack.
+    ///
+    /// The clocks of an emulated guest run while a tick is late and while its sample is taken: there a sample
+    /// stands for its delay and the time until the next one is due. On a busy machine a single call may have
+    /// most of the delays.
     fn below(&self, run: &Run, function: &str, emulated: bool) -> PhaseSamples {
         let counted = if emulated { "" } else { "AND vcpu_state = 'guest'" };
+        let seconds = if emulated {
+            "(lead(time_ns - late_ns) OVER (PARTITION BY vcpu ORDER BY time_ns) - time_ns + late_ns) / 1e9"
+                .to_owned()
+        } else {
+            format!("1.0 / {}", self.rate())
+        };
         let rows = run.query(&format!(
             "WITH RECURSIVE inside(id) AS (\
                 SELECT s.id FROM stack s JOIN frame f ON f.id = s.frame \
                 WHERE replace(lower(f.symbol), '_', '') LIKE '%{function}%' \
-                UNION SELECT s.id FROM stack s JOIN inside ON s.parent = inside.id) \
-             SELECT total(late_ns) / 1e9 AS late, count(*) AS samples \
-             FROM sample JOIN instance i ON i.id = sample.instance \
+                UNION SELECT s.id FROM stack s JOIN inside ON s.parent = inside.id), \
+             timed AS (SELECT instance, stack, vcpu_state, {seconds} AS seconds FROM sample) \
+             SELECT total(seconds) AS time, total(seconds * seconds) AS squares \
+             FROM timed JOIN instance i ON i.id = timed.instance \
              WHERE i.comm = '{}' AND stack IN inside {counted}",
             self.process
         ));
         let number = |column: usize| rows[0][column].as_f64().expect("a number");
-        PhaseSamples::new(number(1), self.rate(), number(0), emulated)
+        PhaseSamples { time: number(0), squares: number(1) }
     }
 
     fn times(&self, run: &Run, printed: &WorkloadOutput) -> Vec<ValueComparison> {
@@ -589,17 +599,20 @@ mod tests {
     }
 
     #[test]
-    fn time_of_an_emulated_machine_without_a_cpu_is_in_the_phase_that_its_clock_charges() {
-        // In `search` the machine waited for a CPU for 4 s, at one tick.
+    fn phases_have_the_shares_of_their_samples_times() {
         let printed = WorkloadOutput::parse("phase cart 3.0\nphase search 7.0\n");
-        let compared = |emulated: bool| {
-            let phases = [(300.0, 0.0), (300.0, 4.0)];
-            let found = phases.map(|(samples, late)| PhaseSamples::new(samples, 100, late, emulated));
-            compared_phases(&["cart", "search"], &found, &printed)
-        };
-        assert!(compared(true).iter().all(|phase| (phase.found - phase.own).abs() < 1e-9));
-        let found: Vec<f64> = compared(false).iter().map(|phase| phase.found).collect();
-        assert_eq!(found, [0.5, 0.5]);
+        let equal = PhaseSamples { time: 3.0, squares: 300.0 * 0.01_f64.powi(2) };
+        // In `search` the machine waited for a CPU for 4 s, at one tick.
+        let waited = PhaseSamples { time: 7.0, squares: 300.0 * 0.01_f64.powi(2) + 4.0 * 4.0 };
+        let compared = compared_phases(&["cart", "search"], &[equal, waited], &printed);
+        assert!(compared.iter().all(|phase| (phase.found - phase.own).abs() < 1e-9));
+        assert!((equal.effective() - 300.0).abs() < 1e-6);
+        // Half of the result is one sample's.
+        let (found, tolerance) = (waited.effective(), compared[1].tolerance);
+        assert!((3.0..3.1).contains(&found) && tolerance > 0.5, "{found} {tolerance}");
+        let alike = compared_phases(&["cart", "search"], &[equal, equal], &printed);
+        assert!(alike.iter().all(|phase| !phase.agrees()), "{alike:?}");
+        assert_eq!(PhaseSamples::default().effective(), 0.0);
     }
 
     #[test]

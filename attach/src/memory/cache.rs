@@ -29,14 +29,34 @@ pub(crate) trait StopReader: PhysicalMemory {
 #[derive(Debug)]
 pub struct StopMemory<M = StopSource> {
     memory: M,
-    cache: RefCell<Box<PageCache>>,
+    cache: RefCell<PageCache>,
 }
 
 #[derive(Debug)]
 struct PageCache {
     /// Guest physical address of the page in each slot; [`EMPTY`] for an empty slot.
     pages: [u64; SLOTS],
-    bytes: [[u8; PAGE]; SLOTS],
+    /// Place of each slot's page in `bytes`, once the slot was used.
+    places: [Option<u8>; SLOTS],
+    /// Has room for all slots from the beginning, and takes memory of the host for those that were used.
+    bytes: Vec<[u8; PAGE]>,
+}
+
+impl PageCache {
+    fn new() -> Self {
+        Self { pages: [EMPTY; SLOTS], places: [None; SLOTS], bytes: Vec::with_capacity(SLOTS) }
+    }
+
+    /// Returns the address of the page in a slot, and its bytes.
+    fn slot(&mut self, slot: usize) -> Option<(&mut u64, &mut [u8; PAGE])> {
+        let place = self.places.get_mut(slot)?;
+        if place.is_none() {
+            *place = u8::try_from(self.bytes.len()).ok();
+            self.bytes.push([0; PAGE]);
+        }
+        let bytes = self.bytes.get_mut(usize::from((*place)?))?;
+        Some((self.pages.get_mut(slot)?, bytes))
+    }
 }
 
 /// Value of an empty slot: no page begins there.
@@ -44,8 +64,7 @@ const EMPTY: u64 = u64::MAX;
 
 impl<M> StopMemory<M> {
     pub(crate) fn new(memory: M) -> Self {
-        let cache = Box::new(PageCache { pages: [EMPTY; SLOTS], bytes: [[0; PAGE]; SLOTS] });
-        Self { memory, cache: RefCell::new(cache) }
+        Self { memory, cache: RefCell::new(PageCache::new()) }
     }
 
     /// Drops all pages: another stop begins.
@@ -73,8 +92,7 @@ impl<M: StopReader> PhysicalMemory for StopMemory<M> {
         let page = at.0 - at.0 % page_bytes;
         let slot = usize::try_from(page / page_bytes % u64::try_from(SLOTS).ok()?).ok()?;
         let mut cache = self.cache.borrow_mut();
-        let PageCache { pages, bytes } = &mut **cache;
-        let (known, bytes) = (pages.get_mut(slot)?, bytes.get_mut(slot)?);
+        let (known, bytes) = cache.slot(slot)?;
         if *known != page {
             *known = EMPTY;
             self.memory.read(PhysAddr(page), bytes)?;
@@ -92,6 +110,22 @@ mod tests {
     use super::*;
 
     impl StopReader for FlatMemory<Vec<u8>> {}
+
+    #[test]
+    fn pages_of_all_slots_are_kept_without_more_memory() {
+        let numbers = (0..u8::MAX).flat_map(|page| [page; PAGE]).collect();
+        let stop = StopMemory::new(FlatMemory::<Vec<u8>>(numbers));
+        let room = stop.cache.borrow().bytes.capacity();
+        for _ in 0..2 {
+            for page in (0..u8::MAX).rev() {
+                let mut read = [0];
+                stop.read(PhysAddr(u64::from(page) * PAGE as u64), &mut read).unwrap();
+                assert_eq!(read, [page]);
+            }
+        }
+        let cache = stop.cache.borrow();
+        assert_eq!((cache.bytes.len(), cache.bytes.capacity()), (SLOTS, room));
+    }
 
     #[test]
     fn a_page_is_read_once_a_stop() {

@@ -13,7 +13,7 @@ use std::io::{BufRead, BufReader, Read};
 use std::os::unix::process::CommandExt;
 use std::process::{Child, ChildStdout, Command, Stdio};
 use std::sync::{Arc, Mutex, MutexGuard};
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use attach::{Attachment, AttachmentEnd, EngineChoice, StopMemory, Target, keep_guard};
 use testkit::eventually;
@@ -184,14 +184,17 @@ pub fn profiler(engine: EngineChoice, pid: &str) -> ! {
 }
 
 /// Runs a third child: attaches with a guard and with job control, and ticks until it is killed. It enters
-/// the control group `group` first, if that is not empty.
+/// the control group `group` first, if that is not empty, and then holds vCPUs for half of the time, so that
+/// a freeze comes within a stop.
 pub fn guarded(test: &str, pid: &str, group: &str) -> ! {
     if !group.is_empty() {
         std::fs::write(format!("{group}/cgroup.procs"), "0").unwrap();
     }
     let target = Target::find(pid.parse().unwrap(), MOST, Some(guard_of(test))).unwrap();
     target.job_control().install(&[libc::SIGTSTP]).unwrap();
-    let _attached = Attachment::start(target, |_| Recorder::new(Duration::from_micros(500))).unwrap();
+    let busy = if group.is_empty() { Duration::ZERO } else { Duration::from_micros(500) };
+    let recorder = |_| Recorder { busy, ..Recorder::new(Duration::from_micros(500)) };
+    let _attached = Attachment::start(target, recorder).unwrap();
     println!("it runs");
     std::thread::sleep(Duration::from_secs(1000));
     std::process::exit(0)
@@ -342,6 +345,8 @@ impl Drop for Role {
 #[derive(Debug)]
 pub struct Recorder {
     pub interval: Duration,
+    /// Time for which a tick works.
+    pub busy: Duration,
     pub rips: HashMap<u64, u32>,
     pub halted: u32,
     /// Ticks at which the thread waited for a CPU.
@@ -357,6 +362,7 @@ impl Recorder {
     pub fn new(interval: Duration) -> Self {
         Self {
             interval,
+            busy: Duration::ZERO,
             rips: HashMap::new(),
             halted: 0,
             waiting: 0,
@@ -385,6 +391,10 @@ impl Observer<StopMemory> for Recorder {
 
     fn ticked(&mut self, tick: &Tick<'_, StopMemory>) -> Option<Duration> {
         assert!(tick.now_ns >= tick.due_ns);
+        let begun = Instant::now();
+        while begun.elapsed() < self.busy {
+            std::hint::spin_loop();
+        }
         self.waiting += u32::from(tick.source.is_waiting() == Some(true));
         match tick.activity() {
             Some(Activity::Halted | Activity::NotStarted) => self.halted += 1,

@@ -252,6 +252,7 @@ fn serve() -> io::Result<()> {
     [Signal::SIGTERM, Signal::SIGINT, Signal::SIGHUP].into_iter().for_each(|signal| blocked.add(signal));
     blocked.thread_block()?;
     let signals = SignalFd::with_flags(&ends, SfdFlags::SFD_CLOEXEC | SfdFlags::SFD_NONBLOCK)?;
+    host::heap::share_one_arena();
     host::heap::give_back_free();
     let mut recorders: HashMap<u64, ForkedChild> = HashMap::new();
     let mut decoder = Decoder::default();

@@ -1,5 +1,6 @@
 //! VMM time by exit reason and address: a table that the vCPU's thread writes and the collector reads.
 
+use std::sync::OnceLock;
 use std::sync::atomic::{AtomicU32, AtomicU64, Ordering};
 
 use attach::CourseExit;
@@ -174,18 +175,28 @@ impl From<CourseExit> for ExitCount {
 /// The table of one vCPU.
 #[derive(Debug)]
 pub(crate) struct ExitTable {
-    slots: Box<[ExitSlot]>,
+    /// Is made where exits are served: a vCPU of another process has none, and they are 0.4 MB.
+    slots: OnceLock<Box<[ExitSlot]>>,
     /// Slot of the exit that is being served; `u32::MAX` for none.
     open: AtomicU32,
 }
 
 impl Default for ExitTable {
     fn default() -> Self {
-        Self { slots: (0..SLOTS).map(|_| ExitSlot::default()).collect(), open: AtomicU32::new(u32::MAX) }
+        Self { slots: OnceLock::new(), open: AtomicU32::new(u32::MAX) }
     }
 }
 
 impl ExitTable {
+    /// Makes room for exits. Before this, none is counted.
+    pub(crate) fn make_room(&self) {
+        self.slots.get_or_init(|| (0..SLOTS).map(|_| ExitSlot::default()).collect());
+    }
+
+    fn slots(&self) -> &[ExitSlot] {
+        self.slots.get().map_or(&[], |slots| slots)
+    }
+
     /// Starts an exit. Only the vCPU's thread calls this.
     pub(crate) fn begin(&self, exit: Exit) {
         let key = ExitKey::new(exit);
@@ -197,7 +208,7 @@ impl ExitTable {
     /// Ends the exit, which took `ns`. Only the vCPU's thread calls this.
     pub(crate) fn end(&self, ns: u64) {
         let open = self.open.swap(u32::MAX, Ordering::Relaxed);
-        let Some(slot) = usize::try_from(open).ok().and_then(|open| self.slots.get(open)) else { return };
+        let Some(slot) = usize::try_from(open).ok().and_then(|open| self.slots().get(open)) else { return };
         let add = |to: &AtomicU64, more: u64| {
             to.store(to.load(Ordering::Relaxed).wrapping_add(more), Ordering::Relaxed);
         };
@@ -211,8 +222,9 @@ impl ExitTable {
     fn find(&self, key: ExitKey) -> Option<usize> {
         // One in eight slots stays free for the rows that all later addresses share.
         let shared = key.0 & OTHERS == OTHERS;
+        let slots = self.slots();
         (0..PROBES).map(|step| (key.first_slot() + step) % SLOTS).find(|index| {
-            let slot = &self.slots[*index].key;
+            let Some(ExitSlot { key: slot, .. }) = slots.get(*index) else { return false };
             let found = slot.load(Ordering::Relaxed);
             if found == 0 && (shared || index % 8 != 0) {
                 slot.store(key.0, Ordering::Relaxed);
@@ -236,7 +248,7 @@ impl ExitTable {
                 unnoted: (0, 0),
             })
         };
-        self.slots.iter().filter_map(read).collect()
+        self.slots().iter().filter_map(read).collect()
     }
 }
 
@@ -277,6 +289,7 @@ mod tests {
     #[test]
     fn reasons_and_addresses_are_distinguished() {
         let table = ExitTable::default();
+        table.make_room();
         let port = |port, write| Exit::Io { port, write };
         for ns in [1_000, 3_000] {
             serve(&table, port(0x3f8, true), ns);
@@ -308,6 +321,7 @@ mod tests {
     #[test]
     fn a_full_table_counts_what_comes_later_together() {
         let table = ExitTable::default();
+        table.make_room();
         for round in 0..3 {
             for port in 0..=u16::MAX {
                 serve(&table, Exit::Io { port, write: round == 1 }, 100);

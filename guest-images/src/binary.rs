@@ -24,6 +24,22 @@ pub fn static_binary(name: &str) -> Result<PathBuf> {
     } else {
         build(STRIPPED, &["--package", name, "--bin", name])?;
     }
+    built(name)
+}
+
+/// Builds a program of the workspace as [`static_binary`] does. Cargo shows on standard error what it does.
+///
+/// # Errors
+/// There is no such program, or it does not compile.
+pub fn static_binary_with_progress(name: &str) -> Result<PathBuf> {
+    let arguments = ["--package", name, "--bin", name];
+    let status = cargo(STRIPPED, &arguments).status().context(NO_CARGO)?;
+    ensure!(status.success(), "cannot build {name} ({status})");
+    built(name)
+}
+
+/// Returns the path of a program that was built.
+fn built(name: &str) -> Result<PathBuf> {
     let path = output_directory().join(name);
     ensure!(path.is_file(), "cargo built no program {}", path.display());
     Ok(path)
@@ -51,12 +67,19 @@ fn output_directory() -> PathBuf {
 /// Value of `profile.strip` that removes debug information and keeps symbols.
 const STRIPPED: &str = "'debuginfo'";
 
-/// Runs cargo with these arguments; `strip` is the profile's setting of that name.
-fn build(strip: &str, arguments: &[&str]) -> Result<()> {
+const NO_CARGO: &str = "cannot start cargo";
+
+/// Returns a call of cargo with these arguments; `strip` is the profile's setting of that name.
+fn cargo(strip: &str, arguments: &[&str]) -> Command {
     let mut command = Command::new(env::var_os("CARGO").unwrap_or_else(|| OsString::from("cargo")));
-    command.args(["build", "--quiet", "--release", "--config", &format!("profile.release.strip={strip}")]);
-    command.args(arguments).current_dir(workspace());
-    let output = command.stdin(Stdio::null()).output().context("cannot start cargo")?;
+    command.args(["build", "--release", "--config", &format!("profile.release.strip={strip}")]);
+    command.args(arguments).current_dir(workspace()).stdin(Stdio::null());
+    command
+}
+
+/// Runs cargo with these arguments, in silence.
+fn build(strip: &str, arguments: &[&str]) -> Result<()> {
+    let output = cargo(strip, arguments).arg("--quiet").output().context(NO_CARGO)?;
     if !output.status.success() {
         // The compiler's messages have several lines, and all of them matter.
         bail!(

@@ -29,7 +29,7 @@ pub fn give_back_at_once() {
     }
 }
 
-/// Has all threads take memory from one place: each other one has free memory of its own. For processes of
+/// Has all threads take memory from one place, as each further place keeps free memory. For processes of
 /// which there are many, and whose threads rarely allocate at the same time. Copies of the calling process
 /// (fork) inherit it.
 pub fn share_one_arena() {

@@ -6,7 +6,8 @@ use std::process::{Command, ExitCode};
 use anyhow::{Context, Result, bail, ensure};
 use clap::Args;
 use guest_images::{
-    DemoOptions, KernelFlavour, KernelSeries, Progress, guest_directory, portable_host, static_binary,
+    DemoOptions, KernelFlavour, KernelSeries, Progress, guest_directory, portable_host,
+    static_binary_with_progress,
 };
 
 use crate::deps;
@@ -46,7 +47,7 @@ pub struct GuestTools {
 impl GuestTools {
     /// Builds what has changed.
     pub fn build(line: &ProgressLine) -> Result<Self> {
-        let vprof = line.during("building the static vprof", || static_binary("vprof"))?;
+        let vprof = static_binary_with_progress("vprof")?;
         let portable_host = portable_host(line)?;
         Ok(Self { vprof, portable_host })
     }

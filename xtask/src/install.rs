@@ -6,7 +6,7 @@ use std::process::{Command, ExitCode};
 
 use anyhow::{Context as _, Result, ensure};
 use clap::Args;
-use guest_images::{PORTABLE_HOST_FILES, portable_host, static_binary};
+use guest_images::{PORTABLE_HOST_FILES, portable_host, static_binary_with_progress};
 
 use crate::progress::ProgressLine;
 
@@ -39,7 +39,7 @@ pub struct InstallArgs {
 
 pub fn run(options: &InstallArgs) -> Result<ExitCode> {
     let line = ProgressLine::new();
-    let vprof = line.during("building the static vprof", || static_binary("vprof"))?;
+    let vprof = static_binary_with_progress("vprof")?;
     let prefix = &options.prefix;
     install_program(&vprof, prefix)?;
     println!(

@@ -14,7 +14,7 @@ use std::process::{Command, ExitCode};
 
 use anyhow::{Context as _, Result, ensure};
 use clap::Args;
-use guest_images::{portable_host, static_binary};
+use guest_images::{portable_host, static_binary_with_progress};
 
 use crate::docs::copy_tree;
 use crate::install::{MANUAL, copy_bundle, install_program};
@@ -57,7 +57,7 @@ pub fn run(options: &PackageArgs) -> Result<ExitCode> {
     if !deps::ensure(&line)? {
         return Ok(ExitCode::FAILURE);
     }
-    let vprof = line.during("building the static vprof", || static_binary("vprof"))?;
+    let vprof = static_binary_with_progress("vprof")?;
     let sources = Sources { root: workspace::root()?, vprof, bundle: portable_host(&line)? };
     for package in line.during("packing", || sources.pack(&options.out))? {
         println!("{}", package.display());
@@ -268,7 +268,7 @@ mod tests {
     fn the_package_works_in_a_clean_debian() {
         let directory = tempfile::tempdir().unwrap();
         let line = ProgressLine::new();
-        let vprof = static_binary("vprof").unwrap();
+        let vprof = guest_images::static_binary("vprof").unwrap();
         let sources =
             Sources { root: workspace::root().unwrap(), vprof, bundle: portable_host(&line).unwrap() };
         let [_, deb] = sources.pack(directory.path()).unwrap();

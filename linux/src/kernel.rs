@@ -271,7 +271,7 @@ impl Kernel {
     }
 
     pub(crate) fn view<'a, M: PhysicalMemory>(&'a self, memory: &'a M) -> View<'a, M> {
-        View { memory, image: &self.image, space: self.space }
+        View::new(memory, &self.image, self.space)
     }
 
     /// Returns what `read` finds in the kernel's BTF, which is parsed for it.

@@ -140,16 +140,7 @@ impl AddressSpace {
 
     /// Fills `into` from `virt`, page by page; `None` unless every byte is mapped and backed.
     pub fn read(&self, memory: &impl PhysicalMemory, virt: VirtAddr, into: &mut [u8]) -> Option<()> {
-        let mut done = 0;
-        while done < into.len() {
-            let at = virt.checked_add(done as u64)?;
-            let page = self.translate(memory, at)?;
-            let left = page.page_size - (at.0 & (page.page_size - 1));
-            let count = index(left).min(into.len() - done);
-            memory.read(page.phys, &mut into[done..done + count])?;
-            done += count;
-        }
-        Some(())
+        read_pages(memory, virt, into, |at| self.translate(memory, at))
     }
 
     /// Calls `visit` for every page mapped in `start..=last`, in ascending order, until it breaks.
@@ -167,6 +158,25 @@ impl AddressSpace {
         let prefix = sign.checked_shl(top + 9).unwrap_or(0);
         walk(memory, self.root, (top, prefix), (start, last), visit)
     }
+}
+
+/// Fills `into` from `virt`, whose pages `translate` finds.
+pub(crate) fn read_pages(
+    memory: &impl PhysicalMemory,
+    virt: VirtAddr,
+    into: &mut [u8],
+    translate: impl Fn(VirtAddr) -> Option<Translation>,
+) -> Option<()> {
+    let mut done = 0;
+    while done < into.len() {
+        let at = virt.checked_add(done as u64)?;
+        let page = translate(at)?;
+        let left = page.page_size - (at.0 & (page.page_size - 1));
+        let count = index(left).min(into.len() - done);
+        memory.read(page.phys, &mut into[done..done + count])?;
+        done += count;
+    }
+    Some(())
 }
 
 /// Returns one table of [`AddressSpace::pages`]; recursion ends at the lowest level, five deep at most.

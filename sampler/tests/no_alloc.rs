@@ -94,12 +94,13 @@ fn a_tick_never_allocates() {
             tick(sampler, &sregs, guest.text(0x1404).0);
             std::thread::sleep(Duration::from_millis(1));
         }
+        // Before the guest runs.
+        sampler.started();
         let known = named.0.load(Ordering::SeqCst);
         let counted = ALLOCATIONS.with(Cell::get);
         drop(std::hint::black_box(Box::new(clock)));
         let before = ALLOCATIONS.with(Cell::get);
         assert_eq!(before - counted, 2, "the allocator counts");
-        sampler.started();
         // More ticks than the ring has room for: a lost sample must not allocate either.
         for n in 0..10_000_u64 {
             sregs.ss.dpl = if n % 2 == 0 { 3 } else { 0 };

@@ -296,6 +296,7 @@ impl Drop for ActiveRun {
 fn emulation_failure(stderr: &str) -> Option<EmulationFailure> {
     let signs = [
         ("the guest caused a triple fault", EmulationFailure::TripleFault),
+        ("the guest in the emulated host had a triple fault", EmulationFailure::TripleFault),
         ("the portable host froze", EmulationFailure::Frozen),
         ("the emulated host stalled", EmulationFailure::Frozen),
         ("the portable host ended", EmulationFailure::Other),
@@ -457,4 +458,22 @@ fn read_bytes(file: &mut std::fs::File) -> Vec<u8> {
     let mut bytes = Vec::new();
     file.rewind().and_then(|()| file.read_to_end(&mut bytes)).expect("a temporary file can be read");
     bytes
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn failures_of_the_emulation_are_known_by_the_sentences_of_vprof() {
+        let host = "vprof: host: portable: /dev/kvm does not run 64-bit kernel code natively\n";
+        let fault = "vprof: the guest in the emulated host had a triple fault after 8.14 s: a known fault of \
+                     QEMU's SVM emulation (docs/limits.md), which `--retry` answers by a new run\n";
+        let stalled = "vprof: the emulated host stalled after 12.00 s: vCPU 1 had no ticks for 10 s\n";
+        let failure = |text: String| emulation_failure(&text);
+        assert_eq!(failure(format!("{host}{fault}")), Some(EmulationFailure::TripleFault));
+        assert_eq!(failure(format!("{host}{stalled}")), Some(EmulationFailure::Frozen));
+        assert_eq!(failure(host.to_owned()), None);
+        assert_eq!(failure(fault.to_owned()), None, "natively it is the guest's");
+    }
 }

@@ -5,11 +5,12 @@
 use std::io::{BufRead, BufReader};
 use std::os::unix::fs::PermissionsExt;
 use std::os::unix::process::CommandExt;
-use std::process::{Child, Command, Stdio};
+use std::process::{Command, Stdio};
 use std::time::Duration;
 
 use attach::capabilities::{confine_process, drop_all, raise_tracing};
 use attach::{Attachment, StopMemory, Target};
+use testkit::OwnProcess;
 use vmm::{Machine, Observer, Tick, Unobserved, VmConfig, kvm_check};
 
 const ROLE: &str = "VPROF_TEST_ROLE";
@@ -72,15 +73,6 @@ fn profiler(pid: i32, secret: &str) -> ! {
     std::process::exit(0)
 }
 
-struct Killed(Child);
-
-impl Drop for Killed {
-    fn drop(&mut self) {
-        let _ended = self.0.kill();
-        let _status = self.0.wait();
-    }
-}
-
 #[test]
 fn a_user_attaches_by_the_files_capabilities_and_has_no_other_right() {
     match std::env::var(ROLE).unwrap_or_default().split(' ').collect::<Vec<_>>()[..] {
@@ -112,14 +104,14 @@ fn a_user_attaches_by_the_files_capabilities_and_has_no_other_right() {
         command.args(["--exact", TEST, "--nocapture"]).env(ROLE, role).stdout(Stdio::piped());
         command
     };
-    let mut vm = Killed(role(&std::env::current_exe().unwrap(), "vmm".to_owned()).spawn().unwrap());
-    let mut output = BufReader::new(vm.0.stdout.take().unwrap());
+    let mut vm = OwnProcess(role(&std::env::current_exe().unwrap(), "vmm".to_owned()).spawn().unwrap());
+    let mut output = BufReader::new(vm.stdout.take().unwrap());
     let mut line = String::new();
     while !line.contains("it runs") {
         line.clear();
         assert!(output.read_line(&mut line).unwrap() > 0, "the VMM ended early");
     }
-    let mut user = role(&program, format!("profiler {} {}", vm.0.id(), secret.display()));
+    let mut user = role(&program, format!("profiler {} {}", vm.id(), secret.display()));
     let ended = user.uid(NOBODY).gid(NOBODY).current_dir(&directory).output().unwrap();
     std::fs::remove_dir_all(&directory).unwrap();
     let text = String::from_utf8_lossy(&ended.stdout).into_owned();

@@ -4,7 +4,7 @@ mod roles;
 
 use std::collections::{HashMap, HashSet};
 use std::io::Read;
-use std::process::{Child, Command};
+use std::process::Command;
 use std::sync::atomic::{AtomicU32, Ordering};
 use std::time::{Duration, Instant};
 
@@ -17,7 +17,7 @@ use roles::{
     MOST, Recorder, Role, SECOND, SOON, exits_code, killed_profilers_leave_nothing, kvm, loops_are_seen,
     play, profile, state, stopped_profilers_hold_nothing, thread_named,
 };
-use testkit::eventually;
+use testkit::{OwnProcess, eventually};
 use vmm::config::FLAT_ENTRY;
 use vmm::{Activity, MissReason, Observer, Tick};
 
@@ -357,20 +357,14 @@ fn a_vcpu_for_which_there_is_no_room_is_reported() {
 }
 
 /// Process that takes a CPU from others; killed at the end.
-struct Rival(Child);
+struct Rival(OwnProcess);
 
 impl Rival {
     fn start(cpu: usize) -> Self {
-        let rival = Self(Command::new("sh").args(["-c", "while :; do :; done"]).spawn().unwrap());
+        let spin = Command::new("sh").args(["-c", "while :; do :; done"]).spawn();
+        let rival = Self(OwnProcess(spin.unwrap()));
         pin(i32::try_from(rival.0.id()).unwrap(), cpu);
         rival
-    }
-}
-
-impl Drop for Rival {
-    fn drop(&mut self) {
-        let _ended = self.0.kill();
-        let _status = self.0.wait();
     }
 }
 

@@ -6,7 +6,7 @@ use std::fs::{self, File};
 use std::net::TcpListener;
 use std::os::unix::fs::PermissionsExt;
 use std::path::{Path, PathBuf};
-use std::process::{Child, Output, Stdio};
+use std::process::{Output, Stdio};
 use std::time::{Duration, Instant};
 
 use profile::rows::{Batch, FileRow, FrameKind, FrameRow, InstanceRow, Mode, SampleRow, Sink, VcpuRow};
@@ -14,7 +14,7 @@ use profile::store::{ProfileWriter, SCHEMA_VERSION};
 use support::{refused, run, stderr, stdout, vprof, write_profile};
 use symbols::elf::ElfFile;
 use symbols::names::Symbolizer;
-use testkit::{Terminal, tool};
+use testkit::{OwnProcess, Terminal, tool};
 
 const SOURCE: &str =
     "int work(int n) { return n * 3; }\nint main(int n, char **a) { return work(n) + !a; }\n";
@@ -288,16 +288,6 @@ fn a_terminal_shows_the_progress() {
     assert!(shown.starts_with("\r\x1b[Kfile 1 of 1: /usr/bin/prog\r\x1b[K"), "{shown:?}");
 }
 
-/// A server process, which ends when this is dropped.
-struct ServerProcess(Child);
-
-impl Drop for ServerProcess {
-    fn drop(&mut self) {
-        let _ = self.0.kill();
-        let _ = self.0.wait();
-    }
-}
-
 #[test]
 fn servers_need_a_configuration_with_a_meaning() {
     let Some(setup) = TestProgram::new() else { return };
@@ -333,7 +323,7 @@ fn servers_are_queried() {
         .stdout(Stdio::null())
         .stderr(Stdio::null())
         .spawn();
-    let _server = ServerProcess(started.unwrap());
+    let _server = OwnProcess(started.unwrap());
     let deadline = Instant::now() + Duration::from_secs(60);
     for attempt in 0.. {
         // debuginfod clients cache a miss, so each try has another cache until the server has seen the file.

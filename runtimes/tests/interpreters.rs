@@ -11,10 +11,11 @@ use runtimes::{
 };
 use symbols::VirtAddr;
 use symbols::cfi::{UserEnd, UserUnwinder};
+use testkit::OwnProcess;
 
 mod process;
 use process::copies::CopiedMemory;
-use process::{LiveMapping, LiveMappings, LiveMemory, MappingReader, Process, StoppedThread};
+use process::{LiveMapping, LiveMappings, LiveMemory, MappingReader, StoppedThread};
 
 /// Samples of the busy thread.
 const SAMPLES: usize = 400;
@@ -227,9 +228,9 @@ fn without_handlers(frames: &[String]) -> Vec<String> {
 }
 
 /// Starts a program; returns its process and its first lines.
-fn start(mut command: Command, lines: usize, place: &str) -> (Process, Vec<String>) {
-    let mut process = Process(command.stdout(Stdio::piped()).spawn().expect("an interpreter"));
-    let out = BufReader::new(process.0.stdout.take().expect("a pipe"));
+fn start(mut command: Command, lines: usize, place: &str) -> (OwnProcess, Vec<String>) {
+    let mut process = OwnProcess(command.stdout(Stdio::piped()).spawn().expect("an interpreter"));
+    let out = BufReader::new(process.stdout.take().expect("a pipe"));
     let found: Vec<String> = out.lines().take(lines).map(|line| line.expect("a line")).collect();
     assert_eq!(found.len(), lines, "{place}: threads");
     // Those that have just printed go to sleep.
@@ -298,7 +299,7 @@ fn threads_of_ruby_have_the_frames_that_their_program_sees() {
             command.args(*options).args(["--disable-gems", script]);
             let place = format!("{ruby:?} {options:?}");
             let (process, lines) = start(command, 14, &place);
-            let mut walker = Walker::new(process.0.id());
+            let mut walker = Walker::new(process.id());
             let threads: Vec<i32> =
                 lines.iter().filter_map(|line| compare(&mut walker, line, &place)).collect();
             let [tid] = threads.as_slice() else { panic!("{place}: busy threads {threads:?}") };
@@ -316,13 +317,13 @@ fn processes_of_php_have_the_frames_that_their_program_sees() {
             let mut command = Command::new(&php);
             command.args([script, &kind.to_string()]);
             let (process, lines) = start(command, 1, &place);
-            assert_eq!(compare(&mut Walker::new(process.0.id()), &lines[0], &place), None);
+            assert_eq!(compare(&mut Walker::new(process.id()), &lines[0], &place), None);
         }
         let place = format!("{php:?}");
         let mut command = Command::new(&php);
         command.arg(script);
         let (process, lines) = start(command, 1, &place);
-        let mut walker = Walker::new(process.0.id());
+        let mut walker = Walker::new(process.id());
         let tid = compare(&mut walker, &lines[0], &place).expect("a busy thread");
         busy(&mut walker, tid, &place);
     }

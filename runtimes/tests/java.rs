@@ -8,10 +8,11 @@ use std::process::{Command, Stdio};
 use runtimes::ManagedFrame;
 use runtimes::hotspot::{HotspotBinary, JavaProcess, may_be_hotspot};
 use symbols::cfi::UserEnd;
+use testkit::OwnProcess;
 
 mod process;
 use process::generated::{LiveRuntime, Walker};
-use process::{LiveMapping, LiveMemory, MappingReader, Process, thread};
+use process::{LiveMapping, LiveMemory, MappingReader, thread};
 
 /// Threads of tests/Live.java that stay as they are, besides the idle ones.
 const STILL: usize = 8;
@@ -54,19 +55,19 @@ fn check(java: &Path, options: &[&str], warm: &str) {
     let source = concat!(env!("CARGO_MANIFEST_DIR"), "/tests/Live.java");
     let mut command = Command::new(java);
     command.args(options).arg("-Dfile.encoding=UTF-8").args([source, warm, &IDLE.to_string()]);
-    let mut process = Process(command.stdout(Stdio::piped()).spawn().expect("java"));
-    let out = BufReader::new(process.0.stdout.take().expect("a pipe"));
+    let mut process = OwnProcess(command.stdout(Stdio::piped()).spawn().expect("java"));
+    let out = BufReader::new(process.stdout.take().expect("a pipe"));
     let lines: Vec<String> = out.lines().take(STILL + IDLE).map(|line| line.expect("a line")).collect();
     assert_eq!(lines.len(), STILL + IDLE, "{java:?} {options:?}: threads");
-    let mut walker = Walker::<JavaProcess>::new(process.0.id());
-    let by_jstack = jstack(java, process.0.id());
+    let mut walker = Walker::<JavaProcess>::new(process.id());
+    let by_jstack = jstack(java, process.id());
     for line in &lines {
         let mut parts = line.split('\t').map(normal);
         let name = parts.next().expect("a name");
         // Without the frames of the report.
         let wanted: Vec<String> = parts.skip_while(|frame| !frame.starts_with("Live.stop|")).collect();
         assert!(wanted.len() > 5, "{line}");
-        let found = walker.walk(thread(process.0.id(), &name));
+        let found = walker.walk(thread(process.id(), &name));
         let place = format!("{java:?} {options:?} {name}");
         let from = found.frames.iter().position(|frame| frame.starts_with("Live.stop|"));
         let from = from.unwrap_or_else(|| panic!("{place}: {:?} {:?}", found.frames, found.end));

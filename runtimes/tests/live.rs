@@ -6,7 +6,7 @@ use std::fs::File;
 use std::io::{BufRead as _, BufReader};
 use std::os::unix::fs::FileExt as _;
 use std::path::Path;
-use std::process::{Child, Command, Stdio};
+use std::process::{Command, Stdio};
 
 use runtimes::python::{PythonBinary, PythonNames, PythonPlan, may_be_python};
 use runtimes::{
@@ -15,23 +15,13 @@ use runtimes::{
 use serde_json::Value;
 use symbols::VirtAddr;
 use symbols::elf::ElfFile;
+use testkit::OwnProcess;
 
 #[path = "process/copies.rs"]
 mod copies;
 
 /// Threads of tests/live.py.
 const THREADS: usize = 7;
-
-/// A process that ends with the test.
-struct Process(Child);
-
-impl Drop for Process {
-    fn drop(&mut self) {
-        // It may have ended already.
-        let _ = self.0.kill();
-        let _ = self.0.wait();
-    }
-}
 
 /// Memory of a process, and the number of reads.
 struct LiveMemory {
@@ -84,10 +74,10 @@ fn threads_have_the_frames_that_their_program_sees() {
     for mut interpreter in interpreters() {
         let script = concat!(env!("CARGO_MANIFEST_DIR"), "/tests/live.py");
         let child = interpreter.arg(script).stdout(Stdio::piped()).spawn().expect("python3");
-        let mut process = Process(child);
-        let out = BufReader::new(process.0.stdout.take().expect("a pipe"));
+        let mut process = OwnProcess(child);
+        let out = BufReader::new(process.stdout.take().expect("a pipe"));
         let lines: Vec<String> = out.lines().take(THREADS).map(|line| line.expect("a line")).collect();
-        let pid = process.0.id();
+        let pid = process.id();
         let file = File::open(format!("/proc/{pid}/mem")).expect("memory");
         let memory = LiveMemory { file, reads: RefCell::default() };
         let (plan, names) = python(pid, &memory);

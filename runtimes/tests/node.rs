@@ -9,10 +9,11 @@ use std::sync::Arc;
 use runtimes::ManagedFrame;
 use runtimes::v8::{V8Binary, V8Process, may_be_v8};
 use symbols::cfi::UserEnd;
+use testkit::OwnProcess;
 
 mod process;
 use process::generated::{LiveRuntime, Walked, Walker};
-use process::{LiveMapping, LiveMemory, MappingReader, Process};
+use process::{LiveMapping, LiveMemory, MappingReader};
 
 /// Samples of a busy process.
 const SAMPLES: usize = 400;
@@ -46,12 +47,12 @@ fn walk(walker: &mut Walker<V8Process>) -> Walked {
 }
 
 /// Starts tests/Live.js and returns the process with its first line.
-fn start(node: &Path, options: &[&str], arguments: &[&str]) -> (Process, String) {
+fn start(node: &Path, options: &[&str], arguments: &[&str]) -> (OwnProcess, String) {
     let source = concat!(env!("CARGO_MANIFEST_DIR"), "/tests/Live.js");
     let mut command = Command::new(node);
     command.args(options).arg(source).args(arguments).stdout(Stdio::piped());
-    let mut process = Process(command.spawn().expect("node"));
-    let mut out = BufReader::new(process.0.stdout.take().expect("a pipe"));
+    let mut process = OwnProcess(command.spawn().expect("node"));
+    let mut out = BufReader::new(process.stdout.take().expect("a pipe"));
     let mut line = String::new();
     out.read_line(&mut line).expect("a line");
     (process, line.trim_end().to_owned())
@@ -79,7 +80,7 @@ fn check(node: &Path, options: &[&str], warm: &str, code: ChainCode) {
     let wanted: Vec<&str> = wanted.into_iter().filter(is_shown).collect();
     // It reports, then blocks.
     std::thread::sleep(std::time::Duration::from_millis(200));
-    let walked = walk(&mut Walker::new(process.0.id()));
+    let walked = walk(&mut Walker::new(process.id()));
     let place = format!("{node:?} {options:?} {warm}");
     let (reports, frames): (Vec<_>, Vec<_>) =
         walked.frames.iter().partition(|frame| frame.starts_with("report|") || frame.starts_with("wait|"));
@@ -112,7 +113,7 @@ fn version(node: &Path) -> u32 {
 fn busy(node: &Path, options: &[&str]) -> usize {
     let place = format!("{node:?} {options:?}");
     let (process, _) = start(node, options, &["busy"]);
-    let mut walker = Walker::new(process.0.id());
+    let mut walker = Walker::new(process.id());
     let (mut bad, mut kinds, mut doubtful, mut lines) = (Vec::new(), HashMap::new(), 0, 0);
     for _ in 0..SAMPLES {
         std::thread::sleep(std::time::Duration::from_millis(2));

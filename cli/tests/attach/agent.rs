@@ -16,16 +16,13 @@ use super::*;
 const BEGIN: Duration = Duration::from_secs(60);
 
 /// An agent that is killed when it is dropped; its recorders end with it.
-struct TestAgent(Child);
-
-impl Drop for TestAgent {
-    fn drop(&mut self) {
-        let _ended = self.0.kill();
-        let _status = self.0.wait();
-    }
-}
+struct TestAgent(OwnProcess);
 
 impl TestAgent {
+    fn start(mut command: Command) -> Self {
+        Self(OwnProcess(command.spawn().unwrap()))
+    }
+
     fn signal(&self, signal: Signal) {
         kill(Pid::from_raw(self.0.id().cast_signed()), signal).unwrap();
     }
@@ -118,9 +115,8 @@ fn a_window_is_in_the_lake_and_the_next_agent_continues() {
     let Some(_vm) = TestVm::start_named(test, "spin", &name) else { return };
     let directory = tempfile::tempdir().unwrap();
     let own = directory.path();
-    let first = TestAgent(
-        agent(own, &name, &["--window", "10m", "--label", "team=db", "--one-of", "1"]).spawn().unwrap(),
-    );
+    let first =
+        TestAgent::start(agent(own, &name, &["--window", "10m", "--label", "team=db", "--one-of", "1"]));
     let profile = recording(own);
     // One agent on a host.
     let second = agent(own, &name, &["--window", "10m"]).output().unwrap();
@@ -149,7 +145,7 @@ fn a_window_is_in_the_lake_and_the_next_agent_continues() {
     assert!(!file.file_name().unwrap().to_string_lossy().starts_with('.'), "{file:?}");
 
     // Another agent in the same window replaces its files by those of both recordings.
-    let next = TestAgent(agent(own, &name, &["--window", "10m"]).spawn().unwrap());
+    let next = TestAgent::start(agent(own, &name, &["--window", "10m"]));
     eventually("a second recording", BEGIN, || {
         let count = files(&own.join("spool"), ".vprof").len();
         // Between two windows of ten minutes the first is written and removed.
@@ -170,7 +166,7 @@ fn a_hangup_starts_the_agent_again_in_the_same_window() {
     let Some(_vm) = TestVm::start_named(test, "spin", &name) else { return };
     let directory = tempfile::tempdir().unwrap();
     let own = directory.path();
-    let agent = TestAgent(agent(own, &name, &["--window", "10m"]).spawn().unwrap());
+    let agent = TestAgent::start(agent(own, &name, &["--window", "10m"]));
     let first = recording(own);
     agent.signal(Signal::SIGHUP);
     eventually("a second recording", BEGIN, || {
@@ -191,7 +187,7 @@ fn a_killed_agent_stops_no_thread_and_the_next_one_writes_its_window() {
     let Some(vm) = TestVm::start_named(test, "spin", &name) else { return };
     let directory = tempfile::tempdir().unwrap();
     let own = directory.path();
-    let first = TestAgent(agent(own, &name, &["--window", "1m", "--engine", "ptrace"]).spawn().unwrap());
+    let first = TestAgent::start(agent(own, &name, &["--window", "1m", "--engine", "ptrace"]));
     let profile = recording(own);
     // A copy of the process that the agent has started.
     let recorder = child_of(child_of(first.0.id()));
@@ -202,8 +198,8 @@ fn a_killed_agent_stops_no_thread_and_the_next_one_writes_its_window() {
     });
     assert!(!vm.is_held());
     assert!(profile.exists());
-    let next = agent(own, &name, &["--window", "2s", "--once"]).spawn().unwrap();
-    let (code, messages) = TestAgent(next).end();
+    let next = TestAgent::start(agent(own, &name, &["--window", "2s", "--once"]));
+    let (code, messages) = next.end();
     assert_eq!(code, Some(0), "{messages}");
     assert!(messages.contains(" of an earlier agent is written now"), "{messages}");
     assert!(messages.matches(" of 1 recording in ").count() >= 2, "{messages}");
@@ -220,7 +216,7 @@ fn the_next_window_begins_where_the_last_one_ends() {
     let Some(_vm) = TestVm::start_named(test, "spin", &name) else { return };
     let directory = tempfile::tempdir().unwrap();
     let own = directory.path();
-    let agent = TestAgent(agent(own, &name, &["--window", "10s", "--engine", "bpf"]).spawn().unwrap());
+    let agent = TestAgent::start(agent(own, &name, &["--window", "10s", "--engine", "bpf"]));
     let written = || files(&own.join("lake/v1/vms"), ".parquet");
     eventually("four windows", 2 * BEGIN, || (written().len() >= 4).then_some(()));
     agent.signal(Signal::SIGTERM);
@@ -242,8 +238,7 @@ fn a_machine_that_ends_has_its_recording_in_the_window_and_counters_are_served()
     let Some(vm) = TestVm::start_named(test, "spin", &name) else { return };
     let directory = tempfile::tempdir().unwrap();
     let own = directory.path();
-    let mut agent =
-        TestAgent(agent(own, &name, &["--window", "10m", "--metrics", "127.0.0.1:0"]).spawn().unwrap());
+    let mut agent = TestAgent::start(agent(own, &name, &["--window", "10m", "--metrics", "127.0.0.1:0"]));
     let mut messages = BufReader::new(agent.0.stderr.take().unwrap());
     let mut line = String::new();
     messages.read_line(&mut line).unwrap();

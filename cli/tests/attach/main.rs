@@ -17,7 +17,7 @@ use serde_json::Value;
 use support::{
     child_of, make_call, meta_of, on_an_old_kernel, refused, run, stderr, stdout, thread_of, vprof,
 };
-use testkit::{Terminal, eventually};
+use testkit::{OwnProcess, Terminal, eventually};
 use vmm::config::FLAT_ENTRY;
 use vmm::{Machine, Unobserved, VmConfig, kvm_check};
 
@@ -30,7 +30,7 @@ const SPIN: &[u8] = &[0xeb, 0xfe];
 const EXITS: &[u8] = &[0xb9, 0x20, 0x4e, 0, 0, 0xff, 0xc9, 0x75, 0xfc, 0xe6, 0x80, 0xeb, 0xf3];
 
 /// A VMM with two vCPUs: the first spins, the second waits for its start.
-struct TestVm(Child);
+struct TestVm(OwnProcess);
 
 impl TestVm {
     /// Starts this binary again for the test `test`. Returns `None` if there is no KVM and none is required.
@@ -60,7 +60,7 @@ impl TestVm {
         let mut child = command.spawn().unwrap();
         let mut lines = BufReader::new(child.stdout.take().unwrap()).lines();
         assert!(lines.any(|line| line.unwrap().contains("it runs")));
-        Some(Self(child))
+        Some(Self(OwnProcess(child)))
     }
 
     fn pid(&self) -> String {
@@ -70,13 +70,6 @@ impl TestVm {
     /// Returns true if a tracer holds a vCPU.
     fn is_held(&self) -> bool {
         thread_states(self.0.id()).contains(&'t')
-    }
-}
-
-impl Drop for TestVm {
-    fn drop(&mut self) {
-        let _ended = self.0.kill();
-        let _status = self.0.wait();
     }
 }
 

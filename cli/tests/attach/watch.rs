@@ -38,16 +38,6 @@ fn a_watch_reports_a_vm_that_is_stopped() {
     assert!(!stall["alert"]["vcpus"][0]["stack"].is_null(), "{stall}");
 }
 
-/// A process that is killed when it is dropped.
-struct KilledProcess(Child);
-
-impl Drop for KilledProcess {
-    fn drop(&mut self) {
-        let _ended = self.0.kill();
-        let _status = self.0.wait();
-    }
-}
-
 #[test]
 fn a_watch_reports_a_vcpu_without_a_cpu() {
     run_as_vmm();
@@ -55,7 +45,7 @@ fn a_watch_reports_a_vcpu_without_a_cpu() {
     let mut hog = None;
     let spin = || Command::new("taskset").args(["1", "sh", "-c", "while :; do :; done"]).spawn().unwrap();
     let stall = first_stall(&vm, "starved", || {
-        hog = Some(KilledProcess(spin()));
+        hog = Some(OwnProcess(spin()));
         // All threads of the VMM share the CPU, and lose it to the other program.
         let pin = "taskset -ap 1 $0; for task in /proc/$0/task/*; do renice -n 19 -p ${task##*/}; done";
         let pinned = Command::new("sh").args(["-ec", pin, &vm.pid()]).output().unwrap();

@@ -4,7 +4,6 @@ use std::collections::HashMap;
 use std::fs::File;
 use std::os::unix::fs::FileExt as _;
 use std::path::{Path, PathBuf};
-use std::process::Child;
 
 use runtimes::ProcessMemory;
 use symbols::cfi::{CfiSections, CfiTable, CodeMapping, CodeMappings, ImageCode};
@@ -15,17 +14,6 @@ use symbols::{Registers, StackMemory, VirtAddr};
 pub mod copies;
 #[allow(dead_code, reason = "for some of the tests")]
 pub mod generated;
-
-/// A process that ends with the test.
-pub struct Process(pub Child);
-
-impl Drop for Process {
-    fn drop(&mut self) {
-        // It may have ended already.
-        let _ = self.0.kill();
-        let _ = self.0.wait();
-    }
-}
 
 /// Memory of a process.
 #[derive(Debug)]

@@ -19,8 +19,8 @@ pub struct ProgramOutcome {
 struct SummaryLine {
     /// Names of tests that failed.
     failed: Vec<String>,
-    /// Failed tests by the summary line; 0 if the program ended without one.
-    failed_count: usize,
+    /// Failed tests by the summary line; `None` if the program ended without one.
+    failed_count: Option<usize>,
     /// Tests that passed.
     passed_count: usize,
     /// Tests that could not run and passed nevertheless.
@@ -35,7 +35,7 @@ impl ProgramOutcome {
 
     /// Returns the names of tests that failed; `None` if the program did not come to its end.
     pub fn failed(&self) -> Option<&[String]> {
-        (self.lines.failed_count == self.lines.failed.len()).then_some(&self.lines.failed[..])
+        (self.lines.failed_count == Some(self.lines.failed.len())).then_some(&self.lines.failed[..])
     }
 
     /// Returns the number of tests that passed.
@@ -73,7 +73,7 @@ impl SummaryLine {
                 number.rsplit([' ', '.']).find(|part| !part.is_empty())?.parse::<usize>().ok()
             };
             self.passed_count += count(" passed").unwrap_or(0);
-            self.failed_count += count(" failed").unwrap_or(0);
+            *self.failed_count.get_or_insert(0) += count(" failed").unwrap_or(0);
         }
     }
 }
@@ -133,7 +133,7 @@ mod tests {
         }
         let expected = SummaryLine {
             failed: vec!["kernels::b".to_owned()],
-            failed_count: 1,
+            failed_count: Some(1),
             passed_count: 12,
             skipped_count: 1,
         };
@@ -152,5 +152,6 @@ mod tests {
         assert_eq!(whole.failed(), Some(&["a".to_owned()][..]));
         assert!(!whole.is_success() && whole.output().starts_with("test a"), "{whole:?}");
         assert_eq!(script("echo 'test a ... FAILED'; exit 1").failed(), None);
+        assert_eq!(script("echo 'test a ... ok'; kill -9 $$").failed(), None);
     }
 }

@@ -194,7 +194,8 @@ fn a_vmm_that_executes_another_program_has_no_machine_any_longer() {
     play();
     let Some(_one) = kvm() else { return };
     let test = "a_vmm_that_executes_another_program_has_no_machine_any_longer";
-    let (_vm, attached) = attached(test, "vmm exec");
+    let (mut vm, attached) = attached(test, "vmm exec");
+    vm.say_word();
     assert_ended(attached, AttachmentEnd::VcpusEnded);
 }
 
@@ -202,8 +203,9 @@ fn a_vmm_that_executes_another_program_has_no_machine_any_longer() {
 fn a_machine_that_ends_before_its_first_tick_is_an_error() {
     play();
     let Some(_one) = kvm() else { return };
-    let vm = Role::start("a_machine_that_ends_before_its_first_tick_is_an_error", "vmm exec");
+    let mut vm = Role::start("a_machine_that_ends_before_its_first_tick_is_an_error", "vmm exec");
     let target = Target::find(vm.pid(), MOST, None).unwrap();
+    vm.say_word();
     let comm = format!("/proc/{}/comm", vm.pid());
     let executes = || std::fs::read_to_string(&comm).unwrap() == "sleep\n";
     eventually("execution of the other program", SOON, || executes().then_some(()));

@@ -239,18 +239,18 @@ fn plugged<O: Observer<StopMemory>>(attached: &Attachment<O>) -> Result<PluggedV
 fn an_attachment_without_room_ends_when_a_vcpu_is_plugged_in() {
     play();
     let Some(_one) = kvm() else { return };
-    let vm = Role::start("an_attachment_without_room_ends_when_a_vcpu_is_plugged_in", "vmm plug");
+    let mut vm = Role::start("an_attachment_without_room_ends_when_a_vcpu_is_plugged_in", "vmm plug");
     let choice = TargetChoice { room: VcpuRoom::Present, ..EngineChoice::Bpf.into() };
-    let find = || Target::find_by(choice, vm.pid(), MOST, None).unwrap();
-    let target = find();
+    let target = Target::find_by(choice, vm.pid(), MOST, None).unwrap();
     assert_eq!(target.vcpus(), 2);
     let recorder = |_| Recorder::new(Duration::from_millis(1));
     let attached = Attachment::start(target, recorder).unwrap();
+    vm.say_word();
     eventually("the end", SOON, || attached.has_ended().then_some(()));
     let ended = attached.wait().unwrap();
     assert_eq!((ended.end, ended.observers.len()), (AttachmentEnd::Outgrown, 2));
     // Another one has room for all three.
-    let again = find();
+    let again = Target::find_by(choice, vm.pid(), MOST, None).unwrap();
     assert_eq!(again.vcpus() + again.unseen(), 3);
     let ended = Attachment::start(again, recorder).unwrap().wait().unwrap();
     assert_eq!(ended.end, AttachmentEnd::Detached);
@@ -287,11 +287,13 @@ fn an_attachment_takes_over_from_another_one() {
 fn a_vcpu_that_is_plugged_in_is_sampled_from_its_first_entry_on() {
     play();
     let Some(_one) = kvm() else { return };
-    let vm = Role::start("a_vcpu_that_is_plugged_in_is_sampled_from_its_first_entry_on", "vmm plug");
+    let mut vm = Role::start("a_vcpu_that_is_plugged_in_is_sampled_from_its_first_entry_on", "vmm plug");
     let mut target = Target::find_by(EngineChoice::Bpf, vm.pid(), MOST, None).unwrap();
     assert_eq!((target.vcpus(), target.unseen(), target.counts().len()), (2, 0, 2));
     let recorder = || Recorder::new(Duration::from_millis(1));
     let attached = Attachment::start(target, |_| recorder()).unwrap();
+    std::thread::sleep(Duration::from_secs(1));
+    vm.say_word();
     let third = plugged(&attached).unwrap();
     assert_eq!(third.number, NUMBER);
     let course = attached.counts(third).course.unwrap();
@@ -323,16 +325,17 @@ fn a_vcpu_that_is_plugged_in_is_sampled_from_its_first_entry_on() {
 fn a_vcpu_that_is_plugged_in_again_is_another_one() {
     play();
     let Some(_one) = kvm() else { return };
-    let vm = Role::start("a_vcpu_that_is_plugged_in_again_is_another_one", "vmm plug again");
+    let mut vm = Role::start("a_vcpu_that_is_plugged_in_again_is_another_one", "vmm plug again");
     let target = Target::find_by(EngineChoice::Bpf, vm.pid(), MOST, None).unwrap();
     let recorder = || Recorder::new(Duration::from_millis(1));
     let attached = Attachment::start(target, |_| recorder()).unwrap();
     for _ in 0..2 {
+        vm.say_word();
         let next = plugged(&attached).unwrap();
         assert_eq!(next.number, NUMBER);
         attached.adopt(next, recorder()).unwrap();
+        std::thread::sleep(Duration::from_secs(1));
     }
-    std::thread::sleep(Duration::from_secs(1));
     let seen = attached.wait().unwrap().observers;
     let [_, _, third, fourth] = &seen[..] else { panic!("{} vCPUs", seen.len()) };
     for vcpu in [third, fourth] {
@@ -347,10 +350,11 @@ fn a_vcpu_for_which_there_is_no_room_is_reported() {
     play();
     let Some(_one) = kvm() else { return };
     for (engine, most) in [(EngineChoice::Bpf, 2), (EngineChoice::Ptrace, MOST)] {
-        let vm = Role::start("a_vcpu_for_which_there_is_no_room_is_reported", "vmm plug");
+        let mut vm = Role::start("a_vcpu_for_which_there_is_no_room_is_reported", "vmm plug");
         let target = Target::find_by(engine, vm.pid(), most, None).unwrap();
         assert_eq!(target.vcpus(), 2);
         let attached = Attachment::start(target, |_| Recorder::new(Duration::from_millis(1))).unwrap();
+        vm.say_word();
         assert_eq!(plugged(&attached), Err(NUMBER));
         assert_eq!(attached.wait().unwrap().observers.len(), 2);
     }

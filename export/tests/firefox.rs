@@ -5,13 +5,14 @@ mod npm;
 use std::collections::BTreeMap;
 use std::fs;
 use std::path::{Path, PathBuf};
-use std::process::{Child, Command, Stdio};
+use std::process::{Command, Stdio};
 use std::time::{Duration, Instant};
 
 use export::{Format, Request};
 use npm::Package;
 use profile::{Profile, made_up};
 use serde_json::Value;
+use testkit::OwnProcess;
 
 const PROFILER: Package = Package {
     name: "@firefox-devtools/profiler-cli@0.10.0",
@@ -19,20 +20,28 @@ const PROFILER: Package = Package {
 };
 
 const SAMPLES: u64 = 2_000;
-/// Limit of time: the profiler answers within seconds.
-const PATIENCE: Duration = Duration::from_secs(300);
+/// Limit of time of one daemon: it answers within seconds, where it comes up at all.
+const PATIENCE: Duration = Duration::from_secs(60);
+/// Limit of daemons.
+const MOST_DAEMONS: u32 = 5;
 
-/// A profile loaded in its daemon, which is stopped with this.
+/// A profile loaded in the profiler's daemon.
 struct Loaded {
     script: PathBuf,
-    directory: tempfile::TempDir,
-    daemon: Child,
+    profile: PathBuf,
+    daemon: Daemon,
 }
 
-impl Loaded {
-    fn new(script: PathBuf, profile: &Path) -> Self {
+/// The daemon, which is stopped with this, and the directory of its session.
+struct Daemon {
+    directory: tempfile::TempDir,
+    process: OwnProcess,
+}
+
+impl Daemon {
+    fn start(script: &Path, profile: &Path) -> Self {
         let directory = tempfile::tempdir().expect("a directory");
-        let daemon = Self::node(&script, directory.path())
+        let process = node(script, directory.path())
             .arg("--daemon")
             .arg(profile)
             .args(["--session", "test"])
@@ -40,38 +49,57 @@ impl Loaded {
             .stderr(fs::File::create(directory.path().join("errors")).expect("a file"))
             .spawn()
             .expect("node starts");
-        Self { script, directory, daemon }
-    }
-
-    fn node(script: &Path, sessions: &Path) -> Command {
-        let mut command = Command::new("node");
-        command.arg(script).env("PROFILER_CLI_SESSION_DIR", sessions).env("PROFILER_CLI_NO_SYMBOLICATE", "1");
-        command
+        Self { directory, process: OwnProcess(process) }
     }
 
     /// Returns its answer; waits while it is still loading.
-    fn ask(&self, words: &[&str]) -> Value {
+    ///
+    /// # Errors
+    ///
+    /// What is said if it has no answer in time, or has ended.
+    fn ask(&mut self, script: &Path, words: &[&str]) -> Result<Value, String> {
         let start = Instant::now();
         loop {
-            let mut command = Self::node(&self.script, self.directory.path());
+            let mut command = node(script, self.directory.path());
             let output =
                 command.args(words).args(["--session", "test", "--json"]).output().expect("node starts");
             if let Ok(said) = serde_json::from_slice(&output.stdout) {
-                return said;
+                return Ok(said);
             }
-            let answer = String::from_utf8_lossy(&output.stderr).into_owned();
-            let daemon = || fs::read_to_string(self.directory.path().join("errors"));
-            assert!(start.elapsed() < PATIENCE, "{words:?}: {answer}; the daemon: {:?}", daemon());
+            let ended = self.process.0.try_wait().expect("a child");
+            if ended.is_some() || start.elapsed() >= PATIENCE {
+                let answer = String::from_utf8_lossy(&output.stderr);
+                let said = fs::read_to_string(self.directory.path().join("errors")).expect("a file");
+                return Err(format!("{words:?}: {answer}; the daemon ({ended:?}): {said}"));
+            }
             std::thread::sleep(Duration::from_millis(300));
         }
     }
 }
 
-impl Drop for Loaded {
-    fn drop(&mut self) {
-        // Both fail only if the daemon has exited already.
-        let _ = self.daemon.kill();
-        let _ = self.daemon.wait();
+fn node(script: &Path, sessions: &Path) -> Command {
+    let mut command = Command::new("node");
+    command.arg(script).env("PROFILER_CLI_SESSION_DIR", sessions).env("PROFILER_CLI_NO_SYMBOLICATE", "1");
+    command
+}
+
+impl Loaded {
+    fn new(script: PathBuf, profile: PathBuf) -> Self {
+        let daemon = Daemon::start(&script, &profile);
+        Self { script, profile, daemon }
+    }
+
+    /// Returns its answer. A daemon that does not come up is replaced.
+    fn ask(&mut self, words: &[&str]) -> Value {
+        let mut failures = Vec::new();
+        for _ in 0..MOST_DAEMONS {
+            match self.daemon.ask(&self.script, words) {
+                Ok(said) => return said,
+                Err(failure) => failures.push(failure),
+            }
+            self.daemon = Daemon::start(&self.script, &self.profile);
+        }
+        panic!("{failures:?}")
     }
 }
 
@@ -87,7 +115,7 @@ fn the_firefox_profiler_finds_what_the_profile_says() {
     let file = directory.path().join("made-up.json");
     fs::write(&file, bytes).expect("room");
 
-    let loaded = Loaded::new(package.join("dist/profiler-cli.js"), &file);
+    let mut loaded = Loaded::new(package.join("dist/profiler-cli.js"), file);
     let threads = loaded.ask(&["thread", "list"]);
     let threads = threads["threads"].as_array().expect("threads");
     let named = |name: &str| threads.iter().find(|thread| thread["name"] == name);

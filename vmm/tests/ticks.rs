@@ -64,6 +64,17 @@ fn a_tick_stops_the_guest_when_it_is_due() {
         testkit::missing(&format!("/dev/kvm ({error})"));
         return;
     }
+    // The host may interrupt the guest so often for a while that no time without a CPU is a stop's alone.
+    let beyond_ns = (0..10).find_map(|_| missed_beyond_the_stop_ns());
+    let beyond_ns = beyond_ns.expect("stops that nothing else follows");
+    // Entering and leaving take time, too; the clock's readings are good for a microsecond.
+    assert!(beyond_ns > -1_000.0, "{beyond_ns:?} ns");
+}
+
+/// Runs the guest for two seconds. Returns the median, over stops after which the guest missed nothing else
+/// until the next one, of the time that it missed beyond what the thread reports, in nanoseconds; `None` if
+/// there are too few of these.
+fn missed_beyond_the_stop_ns() -> Option<f64> {
     let stops = Arc::new(Mutex::new(Vec::new()));
     let config = VmConfig::flat(STOPWATCH);
     let shared = Arc::clone(&stops);
@@ -77,18 +88,13 @@ fn a_tick_stops_the_guest_when_it_is_due() {
     let pairs = || stops[10..stops.len() - 1].windows(2);
     let with = |gaps| pairs().filter(move |pair| pair[1].gaps - pair[0].gaps == gaps);
     // One, unless an interrupt of the host follows each stop: what it takes hides as much of a late stop.
-    let gaps = (1..=2).find(|gaps| with(*gaps).count() > 50);
-    let gaps =
-        gaps.unwrap_or_else(|| panic!("the guest had no CPU more often at each of {} stops", stops.len()));
-    // Stops after which the guest missed nothing else until the next one: the time that it missed beyond what
-    // the thread reports.
-    let mut beyond: Vec<f64> = with(gaps)
+    let gaps = (1..=2).find(|gaps| with(*gaps).count() > 50)?;
+    let mut beyond_ns: Vec<f64> = with(gaps)
         .map(|pair| {
             let missed_ns = (pair[1].gone - pair[0].gone) as f64 / per_ns;
             missed_ns - (pair[0].entered_ns - pair[0].due_ns) as f64
         })
         .collect();
-    beyond.sort_by(f64::total_cmp);
-    // Entering and leaving take time, too; the clock's readings are good for a microsecond.
-    assert!(beyond[beyond.len() / 2] > -1_000.0, "{:?} ns", beyond[beyond.len() / 2]);
+    beyond_ns.sort_by(f64::total_cmp);
+    Some(beyond_ns[beyond_ns.len() / 2])
 }

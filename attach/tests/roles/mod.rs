@@ -9,7 +9,7 @@
 pub mod plug;
 
 use std::collections::HashMap;
-use std::io::{BufRead, BufReader, Read};
+use std::io::{BufRead, BufReader, Read, Write};
 use std::os::unix::process::CommandExt;
 use std::process::{Child, ChildStdout, Command, Stdio};
 use std::sync::{Arc, Mutex, MutexGuard};
@@ -105,8 +105,8 @@ pub fn checksum(iterations: u64) -> u32 {
     u32::try_from((a ^ d) & 0xffff_ffff).unwrap()
 }
 
-/// Runs the child: a VMM that prints the end of its guest. In one role it executes another program after a
-/// second, in another one it plugs in a vCPU then.
+/// Runs the child: a VMM that prints the end of its guest. In one role it executes another program at the
+/// test's word, in another one it plugs in a vCPU then.
 pub fn vmm(role: &str) -> ! {
     if let "plug" | "plug again" = role {
         plug::vmm(role == "plug again")
@@ -133,13 +133,18 @@ pub fn vmm(role: &str) -> ! {
     }
     println!("it runs");
     if role == "exec" {
-        std::thread::sleep(Duration::from_secs(1));
+        wait_for_word();
         panic!("{}", Command::new("sleep").arg("100").exec());
     }
     let ended = machine.wait(Some(Duration::from_secs(100))).unwrap();
     drop(second);
     println!("{:?}", ended.end);
     std::process::exit(0)
+}
+
+/// Waits in the child for [`Role::say_word`].
+pub fn wait_for_word() {
+    assert_eq!(std::io::stdin().read_line(&mut String::new()).unwrap(), 1, "the test has ended");
 }
 
 /// Starts a thread that runs all the time, and not for a vCPU.
@@ -309,7 +314,8 @@ impl Role {
     /// Starts this binary as [`Self::start`] does; `None` if the child ends before it runs.
     fn try_start(test: &str, role: &str) -> Option<Self> {
         let mut command = Command::new(std::env::current_exe().unwrap());
-        command.args(["--exact", test, "--nocapture"]).env(ROLE, role).stdout(Stdio::piped());
+        command.args(["--exact", test, "--nocapture"]).env(ROLE, role);
+        command.stdin(Stdio::piped()).stdout(Stdio::piped());
         // A group with a parent outside of it, as a shell makes it for Ctrl-Z.
         command.process_group(0);
         let mut child = command.spawn().unwrap();
@@ -327,6 +333,11 @@ impl Role {
 
     pub fn pid(&self) -> i32 {
         i32::try_from(self.child.id()).unwrap()
+    }
+
+    /// Lets the child do what its role waits for.
+    pub fn say_word(&mut self) {
+        self.child.stdin.as_mut().unwrap().write_all(b"\n").unwrap();
     }
 
     pub fn signal(&self, signal: i32) {

@@ -12,7 +12,7 @@ use kvm_bindings::{KVM_MP_STATE_RUNNABLE, kvm_cpuid_entry2, kvm_mp_state, kvm_re
 use vmm::config::FLAT_ENTRY;
 use vmm::{Machine, Observer, Tick, VmConfig};
 
-use super::{LOOPS, SECOND};
+use super::{LOOPS, SECOND, wait_for_word};
 
 /// KVM's number of the vCPU.
 pub const NUMBER: u32 = 2;
@@ -53,8 +53,8 @@ struct CpuidTable {
     entries: [kvm_cpuid_entry2; 256],
 }
 
-/// Runs a guest with two vCPUs, of which the first one loops, and plugs in a third one after a second, which
-/// jumps to itself at [`SECOND`]. With `again` it takes that one out after another second, and gives it
+/// Runs a guest with two vCPUs, of which the first one loops, and plugs in a third one at the test's word,
+/// which jumps to itself at [`SECOND`]. With `again` it takes that one out at the next word, and gives it
 /// another thread a second later, as QEMU does. Ends when the process is killed.
 pub fn vmm(again: bool) -> ! {
     let mut code = LOOPS.to_vec();
@@ -66,12 +66,11 @@ pub fn vmm(again: bool) -> ! {
     let observer = |vcpu| FirstRegisters((vcpu == 0).then(|| Arc::clone(&first)));
     let machine = Machine::start(config, observer).unwrap();
     println!("it runs");
-    let second = || std::thread::sleep(Duration::from_secs(1));
-    second();
-    let vcpu = plug_in(first.get().expect("a tick of the first vCPU"));
+    wait_for_word();
+    let vcpu = plug_in(first.wait());
     let thread = run(vcpu);
     if again {
-        second();
+        wait_for_word();
         END.store(true, Ordering::SeqCst);
         // A signal may come before KVM_RUN.
         while !thread.is_finished() {
@@ -80,7 +79,7 @@ pub fn vmm(again: bool) -> ! {
             std::thread::sleep(Duration::from_millis(1));
         }
         thread.join().unwrap();
-        second();
+        std::thread::sleep(Duration::from_secs(1));
         END.store(false, Ordering::SeqCst);
         run(vcpu);
     }

@@ -186,6 +186,8 @@ struct options {
 	u32 asker;
 	// 1 to copy the stacks of vCPUs' threads.
 	u32 host_stacks;
+	// 1 to count exits by their reasons, and to note some.
+	u32 exits;
 	// 1 if KVM has only some of the registers in its memory.
 	u32 partial;
 	// Which registers those are, and the bit of the instruction pointer.
@@ -1466,7 +1468,7 @@ INLINE void end_note(u32 index, struct exit_row *exit, u64 ns)
 // Counts an exit that took `ns`.
 GLOBAL u64 count_exit(u32 index, u64 key, u64 ns)
 {
-	struct exits *counted = map_lookup(&exits, &index);
+	struct exits *counted = options.exits ? map_lookup(&exits, &index) : 0;
 	if (!counted)
 		return 0;
 	u64 first = key * 0x9e3779b97f4a7c15ull >> 40;
@@ -1640,7 +1642,7 @@ INLINE u32 drawn_weight(struct notes *noted, u64 now)
 // Notes an exit, or decides not to.
 INLINE void begin_note(u32 index, u64 now)
 {
-	struct notes *noted = map_lookup(&notes, &index);
+	struct notes *noted = options.exits ? map_lookup(&notes, &index) : 0;
 	u64 *read = map_lookup(&taken, &index);
 	if (!noted || !read)
 		return;
@@ -1725,7 +1727,7 @@ SEC("raw_tp") int returned(struct arguments *arguments)
 	if (!target || !course)
 		return 0;
 	u64 now = ktime_get_ns();
-	struct notes *noted = map_lookup(&notes, &index);
+	struct notes *noted = options.exits ? map_lookup(&notes, &index) : 0;
 	// A KVM_RUN that has not entered the guest, or a KVM that does not show entries.
 	u64 end = options.vendor == VENDOR_SVM ? now : course->loaded_ns;
 	if (course->returned_ns && end)

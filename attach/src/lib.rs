@@ -83,4 +83,4 @@ pub use memory::{
 pub use process::{Process, RunningMachine, find_by_name, find_holder, running_machines};
 pub use process_stat::StatFields;
 pub use shared::{AttachEvent, AttachmentEnd, PauseCause, PluggedVcpu};
-pub use target::{EngineChoice, Target, TargetChoice, VcpuCounts, VcpuRoom};
+pub use target::{EngineChoice, ExitDetail, Target, TargetChoice, VcpuCounts, VcpuRoom};

@@ -9,8 +9,8 @@ use std::sync::atomic::{AtomicU32, Ordering};
 use std::time::{Duration, Instant};
 
 use attach::{
-    AttachError, AttachEvent, Attachment, AttachmentEnd, EngineChoice, HostFrameKind, HostState, PluggedVcpu,
-    StopMemory, Target, TargetChoice, VcpuRoom,
+    AttachError, AttachEvent, Attachment, AttachmentEnd, EngineChoice, ExitDetail, HostFrameKind, HostState,
+    PluggedVcpu, StopMemory, Target, TargetChoice, VcpuRoom,
 };
 use roles::plug::NUMBER;
 use roles::{
@@ -514,6 +514,26 @@ fn of_frequent_exits_some_are_noted_that_count_for_all() {
     let share = |of: fn(&PortExits) -> u64| of(&ports[1]) as f64 / (of(&ports[0]) + of(&ports[1])) as f64;
     let (exact, noted) = (share(|port| port.count), share(|port| port.weight));
     assert!((exact - 0.75).abs() < 0.02 && (noted - exact).abs() < 0.06, "{noted} of {exact}: {ports:?}");
+}
+
+#[test]
+fn exits_whose_reasons_are_not_wanted_count_for_the_times_alone() {
+    play();
+    let Some(_one) = kvm() else { return };
+    let vm = Role::start("exits_whose_reasons_are_not_wanted_count_for_the_times_alone", "vmm exits");
+    let choice = TargetChoice { exits: ExitDetail::Number, ..EngineChoice::Bpf.into() };
+    let mut target = Target::find_by(choice, vm.pid(), MOST, None).unwrap();
+    let courses: Vec<_> = target.counts().into_iter().map(|counts| counts.course.unwrap()).collect();
+    assert!(target.uncounted().starts_with("exits by reason"), "{}", target.uncounted());
+    let shown = target.counts_vmm_times();
+    let attached = Attachment::start(target, |_| Recorder::new(Duration::from_millis(1))).unwrap();
+    let course = &courses[0];
+    eventually("exits", SOON, || (course.returns()? > 1_000).then_some(()));
+    assert!(course.take_notes().is_empty() && course.exits().is_none());
+    std::thread::sleep(Duration::from_millis(100));
+    assert!(course.take_notes().is_empty() && course.exits().is_none());
+    assert_eq!(course.vmm_times().is_some_and(|times| times.on_cpu_ns > 0), shown);
+    assert!(attached.wait().unwrap().observers[0].ticks() > 10);
 }
 
 #[test]

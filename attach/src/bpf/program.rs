@@ -89,16 +89,17 @@ impl KernelPrograms {
         let (elements, plans) = (number(vcpus), plans_for(vcpus));
         let options = &RawOptions { plans: number(plans), ..*options };
         // The kernel has no empty arrays.
-        let with_stacks = if options.host_stacks == 0 { 1 } else { vcpus };
+        let vcpus_if = |wanted: u32| if wanted == 0 { 1 } else { vcpus };
+        let (with_exits, with_stacks) = (vcpus_if(options.exits), vcpus_if(options.host_stacks));
         let mut ebpf = EbpfLoader::new()
             .btf(None)
             .override_global("options", options, true)
             .map_max_entries("targets", elements)
             .map_max_entries("records", elements)
             .map_max_entries("courses", elements)
-            .map_max_entries("exits", elements)
-            .map_max_entries("notes", elements)
-            .map_max_entries("taken", elements)
+            .map_max_entries("exits", number(with_exits))
+            .map_max_entries("notes", number(with_exits))
+            .map_max_entries("taken", number(with_exits))
             .map_max_entries("stacks", number(with_stacks))
             .map_max_entries("followed", elements)
             .map_max_entries("plans", number(plans))
@@ -116,9 +117,9 @@ impl KernelPrograms {
         let maps = [map("courses")?, map("exits")?, map("notes")?, map("taken")?, map("stacks")?];
         let [courses, exits, notes, taken, stacks] = &maps;
         let courses = ArrayMapping::new(courses, vcpus)?;
-        let exits = ArrayMapping::new(exits, vcpus)?;
-        let notes = ArrayMapping::new(notes, vcpus)?;
-        let taken = ArrayMapping::writable(taken, vcpus)?;
+        let exits = ArrayMapping::new(exits, with_exits)?;
+        let notes = ArrayMapping::new(notes, with_exits)?;
+        let taken = ArrayMapping::writable(taken, with_exits)?;
         let stacks = ArrayMapping::new(stacks, with_stacks)?;
         let followed = Mutex::new(HashMap::try_from(map("followed")?)?);
         Ok(Self {
@@ -307,7 +308,8 @@ mod tests {
             (Vendor::Vmx, VENDOR_VMX, 1),
         ];
         for (vendor, number, partial) in vendors {
-            let options = RawOptions { vendor: number, host_stacks: 1, partial, ..RawOptions::default() };
+            let options =
+                RawOptions { vendor: number, host_stacks: 1, exits: 1, partial, ..RawOptions::default() };
             let mut programs = match KernelPrograms::load(&options, 1) {
                 Err(BpfRefusal::Permission) => {
                     return testkit::missing("root, to load programs into the kernel");

@@ -104,6 +104,8 @@ pub(crate) struct RawOptions {
     pub asker: u32,
     /// 1 to copy the stacks of vCPUs' threads.
     pub host_stacks: u32,
+    /// 1 to count exits by their reasons, and to note some.
+    pub exits: u32,
     /// 1 if KVM has only some of the registers in its memory.
     pub partial: u32,
     /// Which registers those are, and the bit of the instruction pointer.
@@ -474,7 +476,7 @@ mod tests {
     /// Sizes by hand: the compiler of the programs has the same rules.
     #[test]
     fn structures_have_no_holes_that_only_one_side_has() {
-        assert_eq!(size_of::<RawOptions>(), 45 * 4);
+        assert_eq!(size_of::<RawOptions>(), 46 * 4);
         assert_eq!(size_of::<RawGuest>(), 8 + 10 * 8 + 10 * 4 + 2 * SPANS * 8);
         assert_eq!(size_of::<RawTarget>(), 6 * 8 + SLOTS * 24 + size_of::<RawGuest>());
         assert_eq!(size_of::<RawState>(), 8 + 10 * 4 + 25 * 8 + 4 * 4 + 8 + TABLES * 24);

@@ -357,19 +357,24 @@ impl SampledVm {
         self.counts && self.vendor.shows_exits()
     }
 
+    /// Returns true if exits are counted by their reasons.
+    pub(crate) fn counts_exits(&self) -> bool {
+        self.offsets.options.exits != 0
+    }
+
     /// Returns what the kernel counts of a vCPU.
     pub(crate) fn course(&self, index: usize) -> Option<CourseView<'_>> {
         self.programs.course(index)
     }
 
-    /// Returns the exits that the kernel counts of a vCPU; `None` if it counts none.
+    /// Returns the exits that the kernel counts of a vCPU by their reasons; `None` if it counts none.
     pub(crate) fn exits(&self, index: usize) -> Option<ExitsView<'_>> {
-        self.programs.exits(index).filter(|_| self.counts)
+        self.programs.exits(index).filter(|_| self.counts && self.counts_exits())
     }
 
     /// Returns the noted exits of a vCPU; `None` if there are none.
     pub(crate) fn notes(&self, index: usize) -> Option<NotesView<'_>> {
-        self.programs.notes(index).filter(|_| self.counts && !self.is_partial())
+        self.programs.notes(index).filter(|_| self.counts && self.counts_exits() && !self.is_partial())
     }
 
     /// Returns true once the addresses in the guest's kernel are known.

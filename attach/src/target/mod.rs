@@ -66,6 +66,8 @@ pub struct TargetChoice {
     pub vm: Option<usize>,
     /// Stacks of vCPUs' threads in the host. Only the host's kernel takes them.
     pub host_stacks: bool,
+    /// What the host's kernel counts of exits.
+    pub exits: ExitDetail,
     /// Room for vCPUs that are plugged in later, where the host's kernel samples them.
     pub room: VcpuRoom,
     /// Another vprof may profile the machine until this one is ready ([`Target::reserve`]). Only where the
@@ -76,7 +78,8 @@ pub struct TargetChoice {
     pub registers: KernelRegisters,
 }
 
-/// Room for vCPUs that are plugged in later: memory of the host's kernel, about half a MiB for each.
+/// Room for vCPUs that are plugged in later: memory of the host's kernel, about half a MiB for each
+/// ([`ExitDetail`]).
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default, Serialize, Deserialize)]
 pub enum VcpuRoom {
     /// For as many as a machine may have: they are profiled from then on.
@@ -84,6 +87,16 @@ pub enum VcpuRoom {
     Most,
     /// None: the attachment ends ([`AttachmentEnd::Outgrown`](crate::AttachmentEnd::Outgrown)).
     Present,
+}
+
+/// What the host's kernel counts of exits.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default, Serialize, Deserialize)]
+pub enum ExitDetail {
+    /// Number and times for each reason, and a random part of the places in the guest that they come from.
+    #[default]
+    Reasons,
+    /// Their number: a third of a MiB less of the kernel's memory for each vCPU, and less time at each exit.
+    Number,
 }
 
 impl From<EngineChoice> for TargetChoice {
@@ -168,7 +181,7 @@ impl Target {
         most: usize,
         guard: Option<Command>,
     ) -> Result<Self, AttachError> {
-        let TargetChoice { engine, vm, host_stacks, room, takes_over, registers } = choice.into();
+        let TargetChoice { engine, vm, host_stacks, exits, room, takes_over, registers } = choice.into();
         let _search = SearchRight::raise();
         let refused = |refusal| AttachError::HostStacks { pid, refusal };
         if host_stacks && engine == EngineChoice::Ptrace {
@@ -181,7 +194,7 @@ impl Target {
             return opened.by_stops(vm, most, GuardedStops::start(pid, guard)?, EngineReason::StopsRequested);
         }
         let descriptors = &opened.descriptors;
-        let search = VmSearch { pid, descriptors, number: vm, most, room, host_stacks, registers };
+        let search = VmSearch { pid, descriptors, number: vm, most, room, host_stacks, exits, registers };
         let found = SampledVm::find(search).map_err(|refusal| opened.fatal(refusal, most));
         let found = match found {
             Ok(found) => Ok((opened.vcpus(&found)?, found)),
@@ -371,11 +384,17 @@ impl Target {
         vcpus.map(|(index, vcpu)| VcpuCounts { opened: counters(vcpu), course: course(index) }).collect()
     }
 
+    /// Returns true if the times of vCPUs in the VMM are counted ([`VcpuCourse::vmm_times`]). Call after
+    /// [`Self::counts`].
+    pub fn counts_vmm_times(&self) -> bool {
+        self.sampled.as_ref().is_some_and(|vm| vm.counts_entries())
+    }
+
     /// Returns what [`Self::counts`] does not have of this machine, as the beginning of a sentence.
     pub fn uncounted(&self) -> String {
         let exits = "exits by reason, function and process";
         match (&self.sampled, &self.uncounted) {
-            (Some(vm), None) if vm.counts_entries() => String::new(),
+            (Some(vm), None) if !vm.counts_exits() => format!("{exits}, "),
             (Some(vm), None) => vm.uncounted().to_owned(),
             (Some(_), Some(reason)) => format!("{exits}, and waits by process ({reason}), "),
             (None, _) => format!("{exits}, and waits by process (only `--engine bpf` counts them), "),

@@ -45,9 +45,9 @@ const WORDS: u64 = 4 << 10;
 /// Variables of the environment that recorders have.
 const VARIABLES: [&str; 5] = ["PATH", "TMPDIR", "XDG_RUNTIME_DIR", "LANG", "RUST_BACKTRACE"];
 /// Options of all recorders. A reading of the guest's memory by holder takes some ms of CPU, a scan of all
-/// tasks a millisecond or so where there are a thousand.
-const OPTIONS: [&str; 6] =
-    ["--quiet", "--present-vcpus", "--rare-writes", "--memory-use=60s", "--task-rate", "1"];
+/// tasks a millisecond or so where there are a thousand; reasons of exits are in no table of a lake.
+const OPTIONS: [&str; 7] =
+    ["--quiet", "--present-vcpus", "--no-exits", "--rare-writes", "--memory-use=60s", "--task-rate", "1"];
 
 /// Recorder to start.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
@@ -397,7 +397,12 @@ mod tests {
     #[test]
     fn the_options_of_recorders_are_understood() {
         let options = attach_options().unwrap();
-        assert!(options.recording.quiet && options.present_vcpus && options.recording.rare_writes);
+        assert!(
+            options.recording.quiet
+                && options.present_vcpus
+                && options.no_exits
+                && options.recording.rare_writes
+        );
         assert_eq!(options.recording.memory_use, Some(Duration::from_secs(60)));
         assert_eq!(options.half, HalfStart::Program);
     }

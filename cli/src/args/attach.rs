@@ -198,6 +198,11 @@ pub struct AttachArgs {
     #[arg(long, hide = true)]
     pub present_vcpus: bool,
 
+    /// Do not count exits by their reasons: less memory of the host's kernel, and less time at each exit. For
+    /// `vprof agent`.
+    #[arg(long, hide = true)]
+    pub no_exits: bool,
+
     /// Begin when the recording of the same machine by another vprof ends, without a gap. For `vprof agent`.
     #[arg(long, hide = true)]
     pub takes_over: bool,

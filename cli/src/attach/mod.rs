@@ -8,7 +8,7 @@ use std::fs::File;
 use std::io;
 use std::path::Path;
 
-use attach::{TargetChoice, VcpuRoom, capabilities, keep_guard};
+use attach::{ExitDetail, TargetChoice, VcpuRoom, capabilities, keep_guard};
 use host::attached::{
     self, AttachHalf, AttachPurpose, AttachSpec, AttachedVm, HalfStart, ProfileSpec, StartedHalf,
 };
@@ -48,8 +48,9 @@ pub fn command(args: &AttachArgs) -> Result<ExitCode, Error> {
     };
     let purpose = AttachPurpose::Profile(Box::new(profile_spec));
     let room = if args.present_vcpus { VcpuRoom::Present } else { VcpuRoom::Most };
+    let exits = if args.no_exits { ExitDetail::Number } else { ExitDetail::Reasons };
     let (host_stacks, takes_over) = (args.host_stacks, args.takes_over);
-    let choice = TargetChoice { host_stacks, room, takes_over, ..TargetChoice::default() };
+    let choice = TargetChoice { host_stacks, exits, room, takes_over, ..TargetChoice::default() };
     let spec = AttachSpec { target: args.vm.target(choice), purpose, policy: args.seccomp };
     let Some((half, vm)) = start(spec, disks, (args.tables.as_deref(), args.half), "attach")? else {
         return Ok(ExitCode::Usage);

@@ -39,7 +39,7 @@ use crate::spec::{DiskSpec, GuestEnd, Outcome};
 
 /// Data that a profile of an attached machine lacks, after what else its engine does not count.
 const NOT_HAD: &str = "the names of devices, interrupts that they raise, and the console are not known of a VM under another VMM";
-/// The same of a machine whose exits are not counted.
+/// The same of a machine whose times in the VMM are not counted.
 const ESTIMATED: &str = "; its time in the VMM is estimated by samples";
 /// Data that a profile through a stub lacks.
 const NOT_HAD_BY_STUB: &str = "a GDB stub stops all vCPUs together and reports nothing between two stops: how a vCPU's time divides \
@@ -272,7 +272,7 @@ impl FoundMachine {
         let vm = AttachedVm { label, sentences };
         let (counts, host_names) = (target.counts(), target.take_host_names());
         let uncounted = target.uncounted();
-        let estimated = if uncounted.is_empty() { "" } else { ESTIMATED };
+        let estimated = if target.counts_vmm_times() { "" } else { ESTIMATED };
         let not_had = format!("{uncounted}{NOT_HAD}{estimated}");
         let machine = Machine::Process(Box::new(target));
         Self { machine, vm, by, engine, not_had, notes, counts, host_names }

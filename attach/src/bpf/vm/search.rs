@@ -13,7 +13,7 @@ use crate::bpf::refusal::{BpfRefusal, host_refusal};
 use crate::bpf::shared::RawTarget;
 use crate::bpf::target::set_slots;
 use crate::memory::MemoryLayout;
-use crate::target::VcpuRoom;
+use crate::target::{ExitDetail, VcpuRoom};
 
 /// Link of the initial namespace of processes (`PROC_PID_INIT_INO`, include/linux/proc_ns.h).
 const HOST_NAMESPACE: &str = "pid:[4026531836]";
@@ -42,6 +42,8 @@ pub(crate) struct VmSearch<'a> {
     pub room: VcpuRoom,
     /// Copy the stacks of vCPUs' threads.
     pub host_stacks: bool,
+    /// What is counted of exits.
+    pub exits: ExitDetail,
     /// Registers that the programs are to use.
     pub registers: KernelRegisters,
 }
@@ -62,6 +64,7 @@ impl SampledVm {
         for vendor in offsets::vendors()? {
             let offsets = HostOffsets::new(&layouts, vendor, search.pid).and_then(|mut offsets| {
                 offsets.options.host_stacks = search.host_stacks.into();
+                offsets.options.exits = (search.exits == ExitDetail::Reasons).into();
                 if search.registers != KernelRegisters::Available {
                     offsets.make_partial(&layouts)?;
                 }

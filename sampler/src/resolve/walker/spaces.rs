@@ -17,7 +17,8 @@ use vmm::monotonic_ns;
 
 /// Processes whose mappings are remembered, at most; beyond that all are forgotten.
 const REMEMBERED: usize = 4096;
-/// Shortest time between two readings of mappings that lack an address, ns.
+/// Shortest time between two readings of mappings that lack an address, ns; doubles with each reading that did
+/// not find it, up to [`BELIEVED_NS`].
 const AGAIN_NS: u64 = 5_000_000;
 /// Time for which mappings are used without reading them again, ns: a library may be replaced by another.
 const BELIEVED_NS: u64 = 2_000_000_000;
@@ -59,6 +60,9 @@ pub(super) enum CodePlace {
 pub(super) struct ProcessSpace {
     root: u64,
     read_ns: u64,
+    /// Time after that before which the mappings are not read again for an address that they lack, ns; 0 before
+    /// the first reading.
+    pause_ns: u64,
     /// By start address.
     regions: Vec<CodeRegion>,
     /// Mappings, by start address, of files that may be read where the process has no page of them.
@@ -90,9 +94,10 @@ impl ProcessSpaces {
         let root = root & ROOT;
         let space = self.known.entry(owner.instance).or_default();
         let age = now.saturating_sub(space.read_ns);
-        let stale = age >= BELIEVED_NS || space.region(rip).is_none() && age >= AGAIN_NS;
+        let stale = age >= BELIEVED_NS || space.region(rip).is_none() && age >= space.pause_ns;
         // Another root means an exec: nothing of the earlier program is left.
         if space.root != root || stale {
+            let pause_ns = if space.root == root { space.pause_ns } else { 0 };
             match source.kernel.mappings(&source.memory, owner.task.task) {
                 Ok(mappings) => {
                     let before = std::mem::take(space);
@@ -111,9 +116,16 @@ impl ProcessSpaces {
                     };
                 }
             }
+            space.pause_ns = next_pause_ns(pause_ns, space.region(rip).is_some());
         }
         space
     }
+}
+
+/// Returns the pause after a reading of the mappings that found the address or did not, ns; `before_ns` was the
+/// one before that reading.
+fn next_pause_ns(before_ns: u64, found: bool) -> u64 {
+    if found { AGAIN_NS } else { before_ns.saturating_mul(2).clamp(AGAIN_NS, BELIEVED_NS) }
 }
 
 impl ProcessSpace {
@@ -338,6 +350,22 @@ mod tests {
             address_space: 0,
             stacked: None,
         }
+    }
+
+    #[test]
+    fn mappings_that_lack_an_address_again_and_again_are_read_less_often() {
+        let mut pause_ns = 0;
+        // The readings for which the samples of an hour are the reason, 19 a second, that mappings never hold.
+        let (mut readings, mut read_ns) = (0_u64, 0);
+        for now_ns in (0..3_600 * 19).map(|sample| sample * 1_000_000_000 / 19) {
+            if readings == 0 || now_ns - read_ns >= pause_ns {
+                (readings, read_ns) = (readings + 1, now_ns);
+                pause_ns = next_pause_ns(pause_ns, false);
+            }
+        }
+        assert!((1_700..2_000).contains(&readings), "{readings} of {} samples", 3_600 * 19);
+        assert_eq!(next_pause_ns(pause_ns, true), AGAIN_NS, "a library is found at once again");
+        assert_eq!(next_pause_ns(AGAIN_NS, false), 2 * AGAIN_NS);
     }
 
     #[test]

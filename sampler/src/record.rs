@@ -93,6 +93,14 @@ impl SampleRecord {
     pub(crate) fn in_64_bit_kernel(&self) -> bool {
         self.long_mode && self.rip.0 & KERNEL_HALF != 0
     }
+
+    /// Returns true if the kernel has halted the vCPU with interrupts off, so that no timer wakes it: in a
+    /// halted system, on the other CPUs of a panicked one, or on a CPU that is offline. Returns false if the
+    /// flags are not known.
+    pub(crate) fn is_halted_for_good(&self) -> bool {
+        let shows_flags = self.registers == KnownRegisters::All;
+        self.halted && shows_flags && !self.interrupts_on && self.in_64_bit_kernel()
+    }
 }
 
 /// Reads one sample. `current` reads the running task, once the kernel is found. `activity` queries the run

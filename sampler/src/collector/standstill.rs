@@ -69,6 +69,8 @@ pub(super) struct Standstill {
 struct AlikeSamples {
     rip: VirtAddr,
     halted: bool,
+    /// Nothing wakes the vCPU, as of the last one.
+    for_good: bool,
     /// Times of the first and the last one, CLOCK_MONOTONIC ns.
     first_ns: u64,
     last_ns: u64,
@@ -136,6 +138,7 @@ impl StandstillDetector {
         }
         alike.count = alike.count.saturating_add(1);
         alike.last_ns = record.time_ns;
+        alike.for_good = record.is_halted_for_good();
     }
 
     /// Checks the samples so far, the counters and clocks of the batch, and the tasks that were runnable at
@@ -235,11 +238,15 @@ impl StandstillDetector {
     ) -> Option<Standstill> {
         let now = windows.iter().map(|window| window.time_ns).max()?;
         let halted = |window: &MicrostateRow| {
-            let (all, states) = (window.states.wall(), window.states);
+            let states = window.states;
+            // The stops for samples are not the guest's time.
+            let all = states.wall().saturating_sub(states.sampler);
             (states.halted.saturating_add(states.kvm)).saturating_mul(BUSY_PART)
                 >= all.saturating_mul(BUSY_PART - 1)
         };
-        if vcpus == 0 || !windows.iter().all(halted) {
+        // A system that has halted its CPUs itself waits for nothing.
+        let by_itself = self.samples.len() >= vcpus && self.samples.iter().all(|alike| alike.for_good);
+        if vcpus == 0 || by_itself || !windows.iter().all(halted) {
             self.halted = None;
             return None;
         }
@@ -338,6 +345,38 @@ mod tests {
             assert_eq!(halted(&mut standstill, &windows(second, 0), &[who(7)]), None);
         }
         assert!(halted(&mut standstill, &windows(14, 0), &[who(7)]).is_some());
+    }
+
+    #[test]
+    fn stops_for_samples_are_not_the_guests_time() {
+        let mut standstill = StandstillDetector::default();
+        let found = (1..=6).filter_map(|second| {
+            let mut batch = windows(second, 0);
+            for Microstates { halted, sampler, .. } in batch.microstates.iter_mut().map(|row| &mut row.states)
+            {
+                (*halted, *sampler) = (SECOND / 10 * 9, SECOND / 10);
+            }
+            halted(&mut standstill, &batch, &[who(7)])
+        });
+        assert_eq!(found.count(), 1);
+    }
+
+    #[test]
+    fn a_system_that_has_halted_itself_has_no_standstill() {
+        let mut standstill = StandstillDetector::default();
+        let kernel = VirtAddr(crate::record::KERNEL_HALF);
+        let dead = SampleRecord { rip: kernel, long_mode: true, halted: true, ..SampleRecord::default() };
+        let waits = SampleRecord { interrupts_on: true, ..dead };
+        for vcpu in 0..2 {
+            standstill.sample(vcpu, &dead);
+        }
+        for second in 1..20 {
+            assert_eq!(halted(&mut standstill, &windows(second, 0), &[who(7)]), None);
+        }
+        // One vCPU is offline, the other one waits for its timer.
+        standstill.sample(0, &waits);
+        let found = (20..=26).filter_map(|second| halted(&mut standstill, &windows(second, 0), &[who(7)]));
+        assert_eq!(found.count(), 1);
     }
 
     #[test]

@@ -321,7 +321,7 @@ impl Watch {
             return if no_standstill { Verdict::Over } else { Verdict::Unknown };
         }
         // The CPU that keeps the clock may be any one, so none may be known to have interrupts off.
-        let all_served = self.vcpus.iter().all(|vcpu| vcpu.is_halted() || vcpu.interruptible_ns().is_some());
+        let all_served = self.vcpus.iter().all(|vcpu| vcpu.is_idle() || vcpu.interruptible_ns().is_some());
         let served = self.vcpus.iter().filter_map(VcpuCourse::interruptible_ns).max();
         match served.map(|ns| ns.min(unchanged_ns)).filter(|_| all_served) {
             Some(length_ns) if length_ns >= threshold_ns => Verdict::Holds {

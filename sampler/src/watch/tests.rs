@@ -1,9 +1,10 @@
 //! Courses of a guest, second by second, and the alerts that they have.
 
-use linux::GracePeriod;
+use linux::{GracePeriod, VirtAddr};
 use profile::rows::{Microstates, Mode, TaskState, VcpuState};
 
 use super::*;
+use crate::record::KERNEL_HALF;
 
 const SECOND: u64 = 1_000_000_000;
 /// Samples of a vCPU in a second.
@@ -40,6 +41,8 @@ const IDLE: Found = Found { mode: Mode::Idle, interrupts_on: true, state: VcpuSt
 const USER: Found = Found { mode: Mode::User, interrupts_on: true, state: VcpuState::Guest, tid: 7 };
 const KERNEL: Found = Found { mode: Mode::Kernel, ..USER };
 const OFF: Found = Found { interrupts_on: false, ..KERNEL };
+/// Halted by a kernel that has panicked on another vCPU.
+const DEAD: Found = Found { interrupts_on: false, ..IDLE };
 
 impl Default for Second {
     /// A guest of two vCPUs that works.
@@ -69,7 +72,9 @@ fn record(found: Found, time_ns: u64) -> (SampleRecord, SampleRow) {
     let halted = found.state == VcpuState::Halted;
     let cpl = if found.mode == Mode::User { 3 } else { 0 };
     let interrupts_on = found.interrupts_on;
-    let record = SampleRecord { time_ns, cpl, interrupts_on, halted, ..SampleRecord::default() };
+    let rip = VirtAddr(if cpl == 0 { KERNEL_HALF } else { 0 });
+    let record =
+        SampleRecord { time_ns, rip, cpl, interrupts_on, long_mode: true, halted, ..SampleRecord::default() };
     let row = SampleRow {
         mode: found.mode,
         vcpu_state: found.state,
@@ -297,7 +302,11 @@ fn a_clock_that_does_not_advance_while_interrupts_are_served_is_a_lost_timer() {
     let mut scene = Scene::new();
     scene.run(5, &Second::default()).run(15, &lost).run(2, &Second::default());
     assert_eq!(scene.alerts(), [(11, Begin, On::LostTimer), (21, End, On::LostTimer)]);
-    // The CPU that keeps the clock has interrupts off: no timer is lost.
+    // The CPU that keeps the clock is halted for good, or has interrupts off: no timer is lost.
+    let mut scene = Scene::new();
+    let panicked = Second { vcpus: vec![Some(DEAD), Some(USER)], ticks: false, ..Second::default() };
+    scene.run(5, &Second::default()).run(15, &panicked);
+    assert_eq!(scene.alerts(), []);
     let mut scene = Scene::new();
     let both = Second { vcpus: vec![Some(OFF), Some(USER)], ticks: false, ..Second::default() };
     scene.run(5, &Second::default()).run(15, &both);

@@ -71,7 +71,8 @@ pub(super) struct VcpuCourse {
     task: Option<TaskKey>,
     /// Running with interrupts on, since the guest's clock has last advanced.
     on: SampleRun,
-    halted: bool,
+    /// Idle until an interrupt.
+    idle: bool,
     latest: Option<SampleRow>,
     rate_hz: f64,
 }
@@ -109,7 +110,8 @@ impl VcpuCourse {
         if record.registers != KnownRegisters::Task {
             self.kernel.note(kernel, record.time_ns, gap_ns);
         }
-        self.halted = record.halted || row.vcpu_state == VcpuState::Halted || row.mode == Mode::Idle;
+        let idle = record.halted || row.vcpu_state == VcpuState::Halted || row.mode == Mode::Idle;
+        self.idle = idle && !record.is_halted_for_good();
         if shows_flags {
             self.on.note(known && record.interrupts_on && row.mode != Mode::Idle, record.time_ns, gap_ns);
         }
@@ -135,9 +137,9 @@ impl VcpuCourse {
         self.on.length_ns()
     }
 
-    /// Returns true if the latest sample found it idle.
-    pub(super) fn is_halted(&self) -> bool {
-        self.halted
+    /// Returns true if the latest sample found it idle, and an interrupt would wake it.
+    pub(super) fn is_idle(&self) -> bool {
+        self.idle
     }
 
     /// Returns true if the latest samples found interrupts off.

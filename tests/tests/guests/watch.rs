@@ -66,6 +66,118 @@ fn a_task_that_waits_for_a_frozen_file_system() {
     assert!(lines[0].to_string().contains("percpu_rwsem_wait"), "{lines:?}");
 }
 
+/// Watches a guest of this many vCPUs that runs this script, for all conditions that a stub shows, some with
+/// shorter times.
+fn watched(vcpus: &str, script: &str, duration: &str) -> Vec<Value> {
+    let kernel = "root=/dev/vda console=ttyS0 quiet panic=-1 iomem=relaxed";
+    let guest = EmulatedGuest::start(&["-m", "512", "-smp", vcpus, "-append", kernel], script);
+    let watch = "--watch=irqs-off,soft-lockup:7s,rcu-stall:7s,blocked-task,lost-timer,paused,oom";
+    lines(&guest.attach(&[watch, "--json", "-F", "100", "-d", duration]).finish().exited(3))
+}
+
+/// Leaves out that a grace period does not end, either: a CPU or the kernel's thread for it may be stuck.
+fn without_consequences(lines: Vec<Value>) -> Vec<Value> {
+    lines.into_iter().filter(|line| line["conditions"][0] != "rcu-stall").collect()
+}
+
+/// Asserts that the line reports this condition of vCPU 1, which runs python3 and is in `function`.
+fn assert_stuck(line: &Value, condition: &str, function: &str) {
+    assert_eq!((&line["type"], &line["conditions"][0]), (&"begin".into(), &condition.into()), "{line}");
+    let sample = &line["alert"]["vcpus"][1];
+    assert_eq!((&line["alert"]["vcpu"], &sample["task"]["comm"]), (&1.into(), &"python3".into()), "{line}");
+    assert!(sample["stack"].to_string().contains(function), "{line}");
+}
+
+/// Asserts that the lines are the begin and the end of this condition, which has held for 12 s.
+fn assert_over(lines: &[Value], condition: &str) {
+    let (begins, ends) = (reports(lines, "begin", condition), reports(lines, "end", condition));
+    assert_eq!((begins.len(), ends.len(), lines.len()), (1, 1, 2), "{lines:?}");
+    let time = |name: &str| ends[0]["alert"][name].as_f64().expect("seconds");
+    let held = time("time_s") - time("since_s");
+    assert!((11.0..20.0).contains(&held), "{held} s: {lines:?}");
+}
+
+/// Panics on CPU 1, and waits with interrupts off for ten minutes until it reboots, or with interrupts on for
+/// ever (panic(), kernel/panic.c). The other CPUs are halted.
+fn panics(timeout: u32) -> String {
+    format!(
+        "echo ready; sleep 8; echo {timeout} >/proc/sys/kernel/panic; exec python3 -c 'import os
+os.sched_setaffinity(0, {{1}}); open(\"/proc/sysrq-trigger\", \"w\").write(\"c\")'"
+    )
+}
+
+#[test]
+#[ignore = "one more guest: --all"]
+fn a_panicked_guest_that_waits_with_interrupts_off() {
+    let lines = without_consequences(watched("2", &panics(600), "30s"));
+    assert_stuck(&lines[0], "irqs-off", "panic");
+    assert_eq!(lines.len(), 1, "{lines:?}");
+}
+
+#[test]
+#[ignore = "one more guest: --all"]
+fn a_panicked_guest_that_waits_with_interrupts_on() {
+    let lines = without_consequences(watched("2", &panics(0), "30s"));
+    assert_stuck(&lines[0], "soft-lockup", "panic");
+    assert_eq!(lines.len(), 1, "{lines:?}");
+}
+
+/// Reads random numbers for 12 s on CPU 1, which the guest's own watchdog would interrupt by a switch.
+const LONG_CALL: &str = "echo ready; sleep 8; echo 0 >/proc/sys/kernel/soft_watchdog
+echo -1 >/proc/sys/kernel/sched_rt_runtime_us; python3 -c 'import os, signal
+buffer = bytearray(1 << 26); file = os.open(\"/dev/urandom\", os.O_RDONLY)
+os.sched_setaffinity(0, {1}); os.sched_setscheduler(0, os.SCHED_FIFO, os.sched_param(99)); signal.alarm(12)
+while True: os.readv(file, [buffer] * 31)'; sleep 300";
+
+#[test]
+#[ignore = "one more guest: --all"]
+fn a_system_call_that_keeps_a_vcpu_in_the_kernel() {
+    let lines = without_consequences(watched("2", LONG_CALL, "35s"));
+    assert_stuck(&lines[0], "soft-lockup", "random");
+    assert_over(&lines, "soft-lockup");
+}
+
+/// Keeps the kernel's threads from all CPUs for 12 s, by user code in the middle of a grace period.
+const BUSY_CPUS: &str = "for i in 1 2 3; do while :; do (:); done & done
+echo ready; sleep 8; echo -1 >/proc/sys/kernel/sched_rt_runtime_us; python3 -c 'import os, signal
+os.sched_setscheduler(0, os.SCHED_FIFO, os.sched_param(99)); os.fork(); signal.alarm(12)
+while True: pass'; sleep 300";
+
+#[test]
+#[ignore = "one more guest: --all"]
+fn a_grace_period_that_busy_vcpus_hold_up() {
+    assert_over(&watched("2", BUSY_CPUS, "35s"), "rcu-stall");
+}
+
+/// Program that masks the timer of the local APIC: `or dword [0xfee00320], 0x10000` on a mapping of /dev/mem.
+const MASK: &str = "\
+    f0VMRgIBAQAAAAAAAAAAAAIAPgABAAAAeAABAAAAAABAAAAAAAAAAAAAAAAAAAAAAAAAAEAAOAABAAAAAAAAAAEAAAAFAAAAAAAA\
+    AAAAAAAAAAEAAAAAAAAAAQAAAAAAxwAAAAAAAADHAAAAAAAAAAAQAAAAAAAASI09PwAAAL4CEBAAuAIAAAAPBUGJwDH/vgAQAAC6\
+    AwAAAEG6AQAAAEG5AADg/rgJAAAADwWBiCADAAAAAAEAuDwAAAAPBS9kZXYvbWVtAA==";
+
+/// Loses the timer of the only CPU, and then runs this command.
+fn loses_its_timer(command: &str) -> Vec<Value> {
+    let script =
+        format!("echo {MASK} | base64 -d >/mask; chmod +x /mask; echo ready; sleep 8; /mask; {command}");
+    let lines = without_consequences(watched("1", &script, "25s"));
+    assert_eq!((reports(&lines, "begin", "lost-timer").len(), lines.len()), (1, 1), "{lines:?}");
+    lines
+}
+
+#[test]
+#[ignore = "one more guest: --all"]
+fn a_halted_guest_whose_timer_is_lost() {
+    let lines = loses_its_timer("sleep 300");
+    assert!(lines[0]["sentence"].to_string().contains("halted"), "{lines:?}");
+}
+
+#[test]
+#[ignore = "one more guest: --all"]
+fn a_busy_guest_whose_timer_is_lost() {
+    let lines = loses_its_timer("while :; do :; done");
+    assert!(lines[0]["sentence"].to_string().contains("has not advanced"), "{lines:?}");
+}
+
 /// Minutes for which a guest without a stall is watched, or those of the variable `VPROF_WATCH_MINUTES`.
 const MINUTES: u64 = 2;
 

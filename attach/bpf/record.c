@@ -393,7 +393,7 @@ struct record {
 	struct copier copier;
 };
 
-// Exits for one reason.
+// Exits of a vCPU for one reason. Written like its course, and apart from it: many kernels count no exits.
 struct exit_row {
 	// Reason and address (sampler/src/microstate/exits.rs); 0 for a free row.
 	u64 key;
@@ -444,11 +444,6 @@ struct course {
 	// Begin of the KVM_RUN after the last return; 0 before.
 	u64 loaded_ns;
 	struct taker takers[TAKERS + 1];
-};
-
-// Exits of a vCPU. Written like its course, and apart from it: many kernels count no exits.
-struct exits {
-	struct exit_row row[EXITS + 1];
 };
 
 // An exit that was noted, with the guest's code that it interrupted.
@@ -595,10 +590,11 @@ SEC("maps") struct bpf_map_def courses = {
 	.map_flags = MAP_MMAPABLE,
 };
 
+// Rows of all vCPUs, EXITS and one for all other reasons for each.
 SEC("maps") struct bpf_map_def exits = {
 	.type = MAP_TYPE_ARRAY,
 	.key_size = 4,
-	.value_size = sizeof(struct exits),
+	.value_size = sizeof(struct exit_row),
 	.max_entries = 1,
 	.map_flags = MAP_MMAPABLE,
 };
@@ -1468,33 +1464,33 @@ INLINE void end_note(u32 index, struct exit_row *exit, u64 ns)
 // Counts an exit that took `ns`.
 GLOBAL u64 count_exit(u32 index, u64 key, u64 ns)
 {
-	struct exits *counted = options.exits ? map_lookup(&exits, &index) : 0;
-	if (!counted)
+	if (!options.exits)
 		return 0;
 	u64 first = key * 0x9e3779b97f4a7c15ull >> 40;
-	u64 row = EXITS;
+	u32 rows = index * (EXITS + 1), at = rows + EXITS;
+	struct exit_row *exit = 0;
 	NO_UNROLL
 	for (u32 i = 0; i < EXIT_STEPS; i++) {
-		u64 at = (first + i) & (EXITS - 1);
-		HIDE(at);
-		at &= EXITS - 1;
-		u64 known = counted->row[at].key;
-		if (known == 0 || known == key) {
-			counted->row[at].key = key;
-			row = at;
+		u32 next = rows + ((first + i) & (EXITS - 1));
+		struct exit_row *row = map_lookup(&exits, &next);
+		if (!row)
+			return 0;
+		if (row->key == 0 || row->key == key) {
+			row->key = key;
+			exit = row;
 			break;
 		}
 	}
-	HIDE(row);
-	if (row > EXITS)
-		return 0;
-	if (row == EXITS)
-		counted->row[row].key = KEY(KEY_OTHER, ~0ull);
+	if (!exit) {
+		exit = map_lookup(&exits, &at);
+		if (!exit)
+			return 0;
+		exit->key = KEY(KEY_OTHER, ~0ull);
+	}
 	u64 part = bucket(ns);
 	HIDE(part);
 	if (part >= BUCKETS)
 		return 0;
-	struct exit_row *exit = &counted->row[row];
 	exit->times[part]++;
 	exit->total_ns += ns;
 	if (ns > exit->max_ns)

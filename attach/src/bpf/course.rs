@@ -5,7 +5,7 @@ use std::sync::Arc;
 use super::area::ArrayMapping;
 use super::host_stack::HostTick;
 use super::notes::ExitNote;
-use super::shared::{EXITS, RawCourse, RawExit, RawExits, RawTaker, RawTurns, TAKERS};
+use super::shared::{EXITS, RawCourse, RawExit, RawTaker, RawTurns, TAKERS};
 use super::vm::SampledVm;
 
 /// KVM's counter of a vCPU in the kernel's memory.
@@ -190,20 +190,22 @@ impl<'a> CourseView<'a> {
 /// Exits of a vCPU in the array of exits. The kernel writes them at any time, each word at once.
 #[derive(Debug, Clone, Copy)]
 pub(crate) struct ExitsView<'a> {
-    exits: *const RawExits,
-    _area: &'a ArrayMapping<RawExits>,
+    area: &'a ArrayMapping<RawExit>,
+    /// Of its first row.
+    first: usize,
 }
 
 impl<'a> ExitsView<'a> {
-    pub(super) fn new(area: &'a ArrayMapping<RawExits>, index: usize) -> Option<Self> {
-        Some(Self { exits: area.element(index)?, _area: area })
+    /// Makes the view of a vCPU; `None` if the array has no rows of it.
+    pub(super) fn new(area: &'a ArrayMapping<RawExit>, index: usize) -> Option<Self> {
+        let first = index.checked_mul(EXITS)?;
+        area.element(first.checked_add(EXITS - 1)?).map(|_| Self { area, first })
     }
 
-    fn exit(self, index: usize) -> Option<RawExit> {
-        // SAFETY: the rows are in the mapping, aligned, and valid for all bit patterns; the index is within
-        // them.
-        (index < EXITS)
-            .then(|| unsafe { (&raw const (*self.exits).rows).cast::<RawExit>().add(index).read_volatile() })
+    fn exit(self, row: usize) -> Option<RawExit> {
+        let exit = self.area.element(self.first + row).filter(|_| row < EXITS)?;
+        // SAFETY: the row is in the mapping, aligned, and valid for all bit patterns.
+        Some(unsafe { exit.read_volatile() })
     }
 }
 

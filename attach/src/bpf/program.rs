@@ -19,7 +19,7 @@ use super::offsets::Vendor;
 use super::plans::{PlanTable, plans_for};
 use super::refusal::{BpfRefusal, host_refusal};
 use super::shared::{
-    PAGE, RawCourse, RawExits, RawFile, RawHostStacks, RawNotes, RawOptions, RawRecord, RawTarget,
+    EXITS, PAGE, RawCourse, RawExit, RawFile, RawHostStacks, RawNotes, RawOptions, RawRecord, RawTarget,
     ThreadFinding,
 };
 
@@ -52,7 +52,7 @@ pub(crate) struct KernelPrograms {
     records: ArrayMapping<RawRecord>,
     peeked: Mutex<ArrayMapping<[u8; PAGE]>>,
     courses: ArrayMapping<RawCourse>,
-    exits: ArrayMapping<RawExits>,
+    exits: ArrayMapping<RawExit>,
     notes: ArrayMapping<RawNotes>,
     stacks: ArrayMapping<RawHostStacks>,
     taken: ArrayMapping<AtomicU64>,
@@ -91,13 +91,14 @@ impl KernelPrograms {
         // The kernel has no empty arrays.
         let vcpus_if = |wanted: u32| if wanted == 0 { 1 } else { vcpus };
         let (with_exits, with_stacks) = (vcpus_if(options.exits), vcpus_if(options.host_stacks));
+        let exit_rows = if options.exits == 0 { 1 } else { vcpus.saturating_mul(EXITS) };
         let mut ebpf = EbpfLoader::new()
             .btf(None)
             .override_global("options", options, true)
             .map_max_entries("targets", elements)
             .map_max_entries("records", elements)
             .map_max_entries("courses", elements)
-            .map_max_entries("exits", number(with_exits))
+            .map_max_entries("exits", number(exit_rows))
             .map_max_entries("notes", number(with_exits))
             .map_max_entries("taken", number(with_exits))
             .map_max_entries("stacks", number(with_stacks))
@@ -117,7 +118,7 @@ impl KernelPrograms {
         let maps = [map("courses")?, map("exits")?, map("notes")?, map("taken")?, map("stacks")?];
         let [courses, exits, notes, taken, stacks] = &maps;
         let courses = ArrayMapping::new(courses, vcpus)?;
-        let exits = ArrayMapping::new(exits, with_exits)?;
+        let exits = ArrayMapping::new(exits, exit_rows)?;
         let notes = ArrayMapping::new(notes, with_exits)?;
         let taken = ArrayMapping::writable(taken, with_exits)?;
         let stacks = ArrayMapping::new(stacks, with_stacks)?;

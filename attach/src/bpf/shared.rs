@@ -26,7 +26,7 @@ pub(crate) const PLAN_PROBES: usize = 8;
 /// Bytes that the steps of a plan copy at a sample.
 const HEAP: usize = 64 << 10;
 
-/// Rows of exits, the last one for all reasons that have none.
+/// Rows of exits of a vCPU, the last one for all reasons that have none.
 pub(crate) const EXITS: usize = 128 + 1;
 /// Buckets of durations (profile/src/histogram.rs).
 pub(crate) const BUCKETS: usize = 242;
@@ -355,12 +355,6 @@ pub(crate) struct RawCourse {
     pub takers: [RawTaker; TAKERS],
 }
 
-/// `struct exits`: exits of a vCPU by reason.
-#[repr(C)]
-pub(crate) struct RawExits {
-    pub rows: [RawExit; EXITS],
-}
-
 /// `struct note`: exit that was noted with the guest's code that it interrupted.
 #[repr(C)]
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -483,7 +477,6 @@ mod tests {
         assert_eq!(size_of::<RawExit>(), 6 * 8 + BUCKETS * 8);
         let takers = TAKERS * (4 + 4 + 16 + 8 + 8);
         assert_eq!(size_of::<RawCourse>(), 14 * 8 + takers);
-        assert_eq!(size_of::<RawExits>(), EXITS * size_of::<RawExit>());
         assert_eq!(size_of::<RawNote>(), 7 * 8 + 6 * 4 + NOTE_PARTS * 16 + NOTE_BYTES);
         assert_eq!(size_of::<RawNotes>(), 5 * 8 + NOTES * size_of::<RawNote>());
         assert_eq!(

@@ -66,7 +66,7 @@ pub struct TargetChoice {
     pub vm: Option<usize>,
     /// Stacks of vCPUs' threads in the host. Only the host's kernel takes them.
     pub host_stacks: bool,
-    /// What the host's kernel counts of exits.
+    /// Detail in which the host's kernel counts exits.
     pub exits: ExitDetail,
     /// Room for vCPUs that are plugged in later, where the host's kernel samples them.
     pub room: VcpuRoom,
@@ -89,7 +89,7 @@ pub enum VcpuRoom {
     Present,
 }
 
-/// What the host's kernel counts of exits.
+/// Detail in which the host's kernel counts exits.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default, Serialize, Deserialize)]
 pub enum ExitDetail {
     /// Number and times for each reason, and a random part of the places in the guest that they come from.

@@ -42,7 +42,7 @@ pub(crate) struct VmSearch<'a> {
     pub room: VcpuRoom,
     /// Copy the stacks of vCPUs' threads.
     pub host_stacks: bool,
-    /// What is counted of exits.
+    /// Detail in which exits are counted.
     pub exits: ExitDetail,
     /// Registers that the programs are to use.
     pub registers: KernelRegisters,

@@ -17,8 +17,8 @@ use vmm::monotonic_ns;
 
 /// Processes whose mappings are remembered, at most; beyond that all are forgotten.
 const REMEMBERED: usize = 4096;
-/// Shortest time between two readings of mappings that lack an address, ns; doubles with each reading that did
-/// not find it, up to [`BELIEVED_NS`].
+/// Shortest time between two readings of mappings that lack an address, ns; doubles with each reading that
+/// did not find it, up to [`BELIEVED_NS`].
 const AGAIN_NS: u64 = 5_000_000;
 /// Time for which mappings are used without reading them again, ns: a library may be replaced by another.
 const BELIEVED_NS: u64 = 2_000_000_000;
@@ -60,8 +60,8 @@ pub(super) enum CodePlace {
 pub(super) struct ProcessSpace {
     root: u64,
     read_ns: u64,
-    /// Time after that before which the mappings are not read again for an address that they lack, ns; 0 before
-    /// the first reading.
+    /// Time after that before which the mappings are not read again for an address that they lack, ns; 0
+    /// before the first reading.
     pause_ns: u64,
     /// By start address.
     regions: Vec<CodeRegion>,
@@ -122,8 +122,8 @@ impl ProcessSpaces {
     }
 }
 
-/// Returns the pause after a reading of the mappings that found the address or did not, ns; `before_ns` was the
-/// one before that reading.
+/// Returns the pause after a reading of the mappings that found the address or did not, ns; `before_ns` was
+/// the one before that reading.
 fn next_pause_ns(before_ns: u64, found: bool) -> u64 {
     if found { AGAIN_NS } else { before_ns.saturating_mul(2).clamp(AGAIN_NS, BELIEVED_NS) }
 }
@@ -355,7 +355,7 @@ mod tests {
     #[test]
     fn mappings_that_lack_an_address_again_and_again_are_read_less_often() {
         let mut pause_ns = 0;
-        // The readings for which the samples of an hour are the reason, 19 a second, that mappings never hold.
+        // The samples of an hour, 19 a second, at addresses that the mappings never have.
         let (mut readings, mut read_ns) = (0_u64, 0);
         for now_ns in (0..3_600 * 19).map(|sample| sample * 1_000_000_000 / 19) {
             if readings == 0 || now_ns - read_ns >= pause_ns {

@@ -205,8 +205,12 @@ impl<W: Write + Send> LakeWriter<W> {
             ("vprof.window_start_ns", window.start_unix_ns.to_string()),
             ("vprof.window_ns", window.length_ns.to_string()),
         ];
-        let facts =
-            |table: LakeTable, sorted_by| TableFacts { name: table.name(), metadata: &metadata, sorted_by };
+        let facts = |table: LakeTable, sorted_by| TableFacts {
+            name: table.name(),
+            metadata: &metadata,
+            sorted_by,
+            unique: &["stack", "frames"],
+        };
         let samples = facts(LakeTable::Samples, &["vm", "process", "function"]);
         Ok(Self {
             samples: begin::<SampleRow<'_>, W>(&mut open, LakeTable::Samples, samples)?,
@@ -252,6 +256,7 @@ impl<W: Write + Send> LakeWriter<W> {
         let mut texts = StackTexts::new(recording);
         let sums = SampleSums::new(recording, &mut texts, MOST_ROWS);
         let mut totals = LakeTotals::default();
+        let mut stacks = Vec::new();
         for sum in &sums.rows {
             self.samples.push(&sums.row(recording, sum, common))?;
             totals.samples += sum.samples;
@@ -263,7 +268,12 @@ impl<W: Write + Send> LakeWriter<W> {
             if self.written.len() < MOST_STACKS {
                 self.written.insert(sum.stack);
             }
-            self.stacks.push(&texts.row(sum.stack, common))?;
+            stacks.push(sum.stack);
+        }
+        // Stacks with the same callers next to each other take a twentieth less.
+        stacks.sort_by_cached_key(|number| texts.callers(*number));
+        for number in stacks {
+            self.stacks.push(&texts.row(number, common))?;
         }
         Ok(totals)
     }

@@ -140,7 +140,8 @@ impl SampleSums {
             program.map_or("", |names| names.thread.as_str()),
         );
         let interrupted = key.map(|key| (key.syscall, key.interrupt, key.place));
-        (names, program, sum.mode.name(), interrupted, sum.stack)
+        // Equal numbers next to each other take few bytes.
+        (names, program, sum.mode.name(), interrupted, sum.samples, sum.stack)
     }
 
     /// Returns the row of a sum.

@@ -14,6 +14,8 @@ use crate::names::symbol;
 
 /// Longest text of a stack, bytes: the 127 frames of `vprof attach` with names of 250 bytes.
 const LONGEST_STACK: usize = 32 << 10;
+/// Functions of a stack by which the rows are in order: more make files no smaller.
+const MOST_CALLERS: usize = 64;
 /// Outermost frame of a stack that is longer.
 const CUT: &str = "[more frames]";
 
@@ -73,6 +75,13 @@ impl<'a> StackTexts<'a> {
             reason: reasons.join(";"),
             frames: text.frames,
         }
+    }
+
+    /// Returns the outermost functions of a number's stack, the outermost first; none of [`other`].
+    pub(super) fn callers(&self, number: i64) -> Vec<u32> {
+        let stack = self.stacks.get(&number);
+        let functions = stack.into_iter().flat_map(|stack| self.recording.functions_of(*stack));
+        functions.take(MOST_CALLERS).map(|entry| entry.function).collect()
     }
 
     fn name(&self, function: u32) -> Option<&str> {

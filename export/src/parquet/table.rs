@@ -1,23 +1,27 @@
 //! Tables of Parquet files: rows in, row groups out.
 //!
 //! Every column may be null, so that readers of all versions see one kind of column; an empty text is null.
-//! Texts are in dictionaries, and each row group has the smallest and the largest value of each column.
+//! Values are in dictionaries but for columns whose values hardly repeat. Each row group has the smallest and
+//! the largest of its texts and times, by which questions choose; those of other numbers would only be bytes.
 
 use std::collections::HashMap;
 use std::io::{self, Write};
 use std::sync::Arc;
 
-use ::parquet::basic::{Compression, LogicalType, Repetition, TimeUnit, Type as PhysicalType, ZstdLevel};
+use ::parquet::basic::{
+    Compression, Encoding, LogicalType, Repetition, TimeUnit, Type as PhysicalType, ZstdLevel,
+};
 use ::parquet::data_type::{ByteArray, ByteArrayType, DoubleType, Int64Type};
 use ::parquet::errors::ParquetError;
 use ::parquet::file::metadata::{KeyValue, SortingColumn};
-use ::parquet::file::properties::{EnabledStatistics, WriterProperties};
+use ::parquet::file::properties::{EnabledStatistics, WriterProperties, WriterPropertiesBuilder};
 use ::parquet::file::writer::{SerializedColumnWriter, SerializedFileWriter};
-use ::parquet::schema::types::Type;
+use ::parquet::schema::types::{ColumnPath, Type};
 
 /// Rows of a row group.
 const GROUP: usize = 1 << 17;
-/// Size of a column's dictionary in a row group above which values are stored without it, bytes.
+/// Size of a column's dictionary in a row group above which values are stored without it, and of a page of
+/// values, bytes: what is compressed together.
 const DICTIONARY: usize = 8 << 20;
 /// Level of ZSTD's compression: files are kept for years, and made once.
 const LEVEL: i32 = 9;
@@ -40,6 +44,28 @@ pub(crate) enum ColumnKind {
 pub(crate) struct ColumnInfo {
     pub name: &'static str,
     pub kind: ColumnKind,
+}
+
+impl ColumnInfo {
+    /// Adds how the column is stored.
+    fn stored(self, properties: WriterPropertiesBuilder, unique: bool) -> WriterPropertiesBuilder {
+        let path = || ColumnPath::from(self.name);
+        let properties = match self.kind {
+            ColumnKind::Text | ColumnKind::Time => {
+                properties.set_column_statistics_enabled(path(), EnabledStatistics::Chunk)
+            }
+            ColumnKind::Integer | ColumnKind::Double => properties,
+        };
+        if !unique {
+            return properties;
+        }
+        let encoding = match self.kind {
+            // Lengths are apart, so that texts are next to each other.
+            ColumnKind::Text => Encoding::DELTA_LENGTH_BYTE_ARRAY,
+            ColumnKind::Integer | ColumnKind::Double | ColumnKind::Time => Encoding::PLAIN,
+        };
+        properties.set_column_dictionary_enabled(path(), false).set_column_encoding(path(), encoding)
+    }
 }
 
 /// A point in time, ns since 1970.
@@ -219,6 +245,8 @@ pub(crate) struct TableFacts<'a> {
     pub metadata: &'a [(&'a str, String)],
     /// Columns by which the rows are sorted, rising and nulls first.
     pub sorted_by: &'a [&'a str],
+    /// Columns whose values hardly repeat: they have no dictionary, which would add its indexes to them.
+    pub unique: &'a [&'a str],
 }
 
 /// Writer of a table. What is written before [`TableWriter::finish`] is not a whole file.
@@ -244,13 +272,16 @@ impl<W: Write + Send> TableWriter<W> {
         let properties = WriterProperties::builder()
             .set_created_by(concat!("vprof ", env!("CARGO_PKG_VERSION")).to_owned())
             .set_compression(Compression::ZSTD(ZstdLevel::try_new(LEVEL).map_err(io_error)?))
-            .set_statistics_enabled(EnabledStatistics::Chunk)
+            .set_statistics_enabled(EnabledStatistics::None)
             .set_offset_index_disabled(true)
             .set_dictionary_page_size_limit(DICTIONARY)
+            .set_data_page_size_limit(DICTIONARY)
             .set_key_value_metadata(Some(facts.metadata.iter().map(key_value).collect()))
-            .set_sorting_columns(Some(sorting.collect()))
-            .build();
-        let file = SerializedFileWriter::new(out, Arc::new(schema), Arc::new(properties));
+            .set_sorting_columns(Some(sorting.collect()));
+        let properties = columns.iter().fold(properties, |properties, column| {
+            column.stored(properties, facts.unique.contains(&column.name))
+        });
+        let file = SerializedFileWriter::new(out, Arc::new(schema), Arc::new(properties.build()));
         Ok(Self { file: file.map_err(io_error)?, kinds: columns, columns: fresh(columns), rows: 0 })
     }
 

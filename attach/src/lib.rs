@@ -71,7 +71,7 @@ mod watch;
 pub use attachment::{Attachment, EndedAttachment, RateLimit};
 pub use bpf::{
     BpfRefusal, CourseExit, CpuTaker, ExitNote, HostStack, HostState, HostTick, KernelCounter,
-    KernelRegisters, ProcessCopies, VcpuCourse, VmList, VmSummary, VmmStack, VmmTimes,
+    KernelRegisters, ProcessCopies, VcpuCourse, VmList, VmSummary, VmmStack, VmmTimes, look_up_host_kernel,
 };
 pub use error::{AttachError, HostStacksRefusal};
 pub use guard::{HELD_LIMIT_MS, keep_guard};

@@ -6,7 +6,6 @@ use anyhow::{Context, ensure};
 use export::lake::{HOUR_NS, LakeProfile, LakeVm, LakeWindow, LakeWriter};
 use profile::Profile;
 use profile::report::RecordedSample;
-use profile::store::Value;
 use rand::rngs::ChaCha8Rng;
 use rand::{RngExt as _, SeedableRng as _};
 use rand_distr::{Distribution as _, Poisson};
@@ -15,8 +14,8 @@ use rand_distr::{Distribution as _, Poisson};
 const HOURS: u64 = 4;
 /// First hour, since 1970: the lake has one day.
 const FIRST_HOUR: u64 = 490_000;
-/// Ticks of a vCPU in an hour at the agent's default rate.
-const TICKS: f64 = 19.0 * 3_600.0;
+/// Ticks per second and vCPU by default of an agent.
+const RATE_HZ: f64 = 19.0;
 
 /// A profile, and how it becomes an hour.
 struct Source {
@@ -31,17 +30,13 @@ struct Source {
 impl Source {
     fn read(path: &Path) -> anyhow::Result<Self> {
         let opened = Profile::open(path)?;
-        let query = opened.query("SELECT count(*), (SELECT count(*) FROM vcpu) FROM sample")?;
-        let Some([Value::Integer(ticks), Value::Integer(vcpus)]) = query.rows.first().map(Vec::as_slice)
-        else {
-            anyhow::bail!("{} has no counts", path.display())
-        };
-        ensure!(*ticks > 0, "{} has no samples", path.display());
-        let mean = TICKS * *vcpus as f64 / *ticks as f64;
         let mut profile = LakeProfile::read(&opened)?;
         let samples = std::mem::take(&mut profile.recording.samples);
-        let duration_ns = profile.recording.about.duration_ns.max(1);
-        let weight = HOUR_NS as f64 / duration_ns as f64 / mean;
+        let about = &profile.recording.about;
+        ensure!(!samples.is_empty() && about.rate_hz > 0.0, "{} has no samples", path.display());
+        let hours = about.duration_ns.max(1) as f64 / HOUR_NS as f64;
+        let weight = about.rate_hz / RATE_HZ;
+        let mean = 1.0 / weight / hours;
         Ok(Self { profile, samples, times: Poisson::new(mean)?, weight })
     }
 
@@ -61,12 +56,29 @@ impl Source {
     }
 }
 
-/// Writes a lake of `host_hours` hours of hosts with a machine each, whose vCPUs are sampled at 19 Hz. Each
-/// is drawn at random from one of the profiles.
+/// Writes a lake of `host_hours` hours of hosts with a machine each, which is as busy as one of the profiles,
+/// drawn at random, and sampled at 19 Hz.
 pub fn write(lake: &Path, host_hours: u64, profiles: &[PathBuf]) -> anyhow::Result<()> {
+    let workers = std::thread::available_parallelism().map_or(1, usize::from) as u64;
+    std::thread::scope(|scope| {
+        let part =
+            |worker: u64| scope.spawn(move || write_part(lake, host_hours, profiles, (worker, workers)));
+        let parts: Vec<_> = (0..workers).map(part).collect();
+        let ends = parts.into_iter().map(|part| part.join().unwrap_or_else(|e| std::panic::resume_unwind(e)));
+        ends.collect()
+    })
+}
+
+/// Writes the hours of each n-th host from one on: the first and n.
+fn write_part(
+    lake: &Path,
+    host_hours: u64,
+    profiles: &[PathBuf],
+    (first, step): (u64, u64),
+) -> anyhow::Result<()> {
     let mut sources: Vec<Source> =
         profiles.iter().map(|path| Source::read(path)).collect::<Result<_, _>>()?;
-    for number in 0..host_hours {
+    for number in (0..host_hours).filter(|number| number / HOURS % step == first) {
         let (host, hour) = (number / HOURS, number % HOURS);
         let mut rng = ChaCha8Rng::seed_from_u64(number);
         // A host has the same programs in each hour.

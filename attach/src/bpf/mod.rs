@@ -27,13 +27,15 @@
 //! finder                 vCPUs, threads and memory in the kernel's data
 //! program  area          the programs; the memory that they share with this process
 //! partial                registers of a KVM that does not have all of them in its memory
-//! offsets  shared        offsets in the kernel; structures of the programs
+//! host_kernel            offsets in the host's kernel by its types, looked up once
+//! offsets  shared        names of these offsets; structures of the programs
 //! refusal                reasons why this is not available
 //! ```
 
 mod area;
 mod course;
 mod finder;
+mod host_kernel;
 mod host_stack;
 mod mixed;
 mod notes;
@@ -52,6 +54,7 @@ mod vm;
 pub(crate) use area::registers;
 pub use course::{CourseExit, CpuTaker, KernelCounter, VcpuCourse, VmmTimes};
 pub(crate) use finder::{KernelThread, KernelVcpu};
+pub use host_kernel::look_up_host_kernel;
 pub use host_stack::{HostStack, HostState, HostTick, VmmStack};
 pub(crate) use mixed::{MixedStops, STACKS_HZ};
 pub use notes::ExitNote;

@@ -3,13 +3,10 @@
 use std::fs;
 use std::path::Path;
 
-use linux::{HostLayouts, HostTypes};
+use linux::HostLayouts;
 
 use super::refusal::BpfRefusal;
 use super::shared::{ABSENT, RawOptions, VENDOR_PVM, VENDOR_SVM, VENDOR_VMX};
-
-/// Modules whose types are of interest, if they are not built in. The vendors' have KVM's types, too.
-const MODULES: [&str; 4] = ["kvm_amd", "kvm_pvm", "kvm_intel", "kvm"];
 
 /// Module of KVM that runs the vCPUs.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -86,6 +83,25 @@ pub(crate) enum SlotOffsets {
 pub(crate) struct HostOffsets {
     pub options: RawOptions,
     pub finder: FinderOffsets,
+    pub(super) partial: Result<PartialOffsets, MissingMember>,
+}
+
+/// Offsets at which the kernel shows which registers it has in its memory.
+#[derive(Debug, Clone, Copy)]
+pub(super) struct PartialOffsets {
+    /// Offset of the bits in a vCPU, and the bit of the instruction pointer.
+    available: u32,
+    rip_available: u32,
+}
+
+/// Member of a structure that the host's kernel lacks.
+#[derive(Debug, Clone, Copy)]
+pub(crate) struct MissingMember(pub(super) &'static str);
+
+impl From<MissingMember> for BpfRefusal {
+    fn from(missing: MissingMember) -> Self {
+        Self::NoMember(missing.0)
+    }
 }
 
 /// Returns the vendors' modules that the host has, the ones that are more probable first.
@@ -110,41 +126,25 @@ pub(crate) fn vendors() -> Result<Vec<Vendor>, BpfRefusal> {
     if vendors.is_empty() { Err(BpfRefusal::Vendor) } else { Ok(vendors) }
 }
 
-/// Reads the types of the host's kernel.
-///
-/// # Errors
-/// There are none.
-pub(crate) fn types() -> Result<HostTypes, BpfRefusal> {
-    HostTypes::read(&MODULES).map_err(BpfRefusal::NoTypes)
-}
-
 /// Lookups that report the first name of a member that is missing.
 struct Lookup<'a>(&'a HostLayouts<'a>);
 
 impl Lookup<'_> {
-    fn get(&self, path: &'static str) -> Result<u32, BpfRefusal> {
-        self.0.offset(path).ok_or(BpfRefusal::NoMember(path))
+    fn get(&self, path: &'static str) -> Result<u32, MissingMember> {
+        self.0.offset(path).ok_or(MissingMember(path))
     }
 
-    fn either(&self, path: &'static str, other: &str) -> Result<u32, BpfRefusal> {
-        self.0.offset(path).or_else(|| self.0.offset(other)).ok_or(BpfRefusal::NoMember(path))
+    fn either(&self, path: &'static str, other: &str) -> Result<u32, MissingMember> {
+        self.0.offset(path).or_else(|| self.0.offset(other)).ok_or(MissingMember(path))
     }
 }
 
 impl HostOffsets {
-    /// Lets the program use only the registers that it has on Intel's processors.
-    ///
-    /// # Errors
-    /// The kernel does not show which of them are valid.
-    pub(crate) fn make_partial(&mut self, layouts: &HostLayouts<'_>) -> Result<(), BpfRefusal> {
-        partial(&Lookup(layouts), &mut self.options)
-    }
-
     /// Looks up all offsets.
     ///
     /// # Errors
     /// A member is missing.
-    pub(crate) fn new(layouts: &HostLayouts<'_>, vendor: Vendor, process: i32) -> Result<Self, BpfRefusal> {
+    pub(crate) fn new(layouts: &HostLayouts<'_>, vendor: Vendor) -> Result<Self, MissingMember> {
         let of = Lookup(layouts);
         let slots = match layouts.offset("kvm_memslots.id_hash") {
             Some(table) => SlotOffsets::Hashed {
@@ -158,7 +158,7 @@ impl HostOffsets {
                 generation: of.get("kvm_memslots.generation")?,
                 used: of.get("kvm_memslots.used_slots")?,
                 slots: of.get("kvm_memslots.memslots")?,
-                bytes: layouts.size_of("kvm_memory_slot").ok_or(BpfRefusal::NoMember("kvm_memory_slot"))?,
+                bytes: layouts.size_of("kvm_memory_slot").ok_or(MissingMember("kvm_memory_slot"))?,
             },
         };
         let finder = FinderOffsets {
@@ -184,7 +184,29 @@ impl HostOffsets {
             vcpu_list: vcpu_list(layouts),
             task_ran: of.get("task_struct.se.sum_exec_runtime")?,
         };
-        Ok(Self { options: options(&of, vendor, process)?, finder })
+        let mut offsets = Self { options: options(&of, vendor)?, finder, partial: partial(&of) };
+        if vendor == Vendor::Vmx {
+            offsets.make_partial()?;
+        }
+        Ok(offsets)
+    }
+
+    /// Lets the program, which this process uses, sample the machine of another process.
+    pub(crate) fn set_process(&mut self, process: i32) {
+        self.options.process = process.cast_unsigned();
+        self.options.asker = std::process::id();
+    }
+
+    /// Lets the program use only the registers that KVM has in its memory also on Intel's processors: the
+    /// others are in the VMCS, which a program cannot read.
+    ///
+    /// # Errors
+    /// The kernel does not show which of them are valid.
+    pub(crate) fn make_partial(&mut self) -> Result<(), MissingMember> {
+        let PartialOffsets { available, rip_available } = self.partial?;
+        self.options.partial = 1;
+        (self.options.vcpu_available, self.options.rip_available) = (available, rip_available);
+        Ok(())
     }
 }
 
@@ -197,11 +219,9 @@ fn vcpu_list(layouts: &HostLayouts<'_>) -> Option<VcpuListOffsets> {
     Some(VcpuListOffsets::Array { vcpus, count: layouts.elements("kvm.vcpus")? })
 }
 
-fn options(of: &Lookup<'_>, vendor: Vendor, process: i32) -> Result<RawOptions, BpfRefusal> {
+fn options(of: &Lookup<'_>, vendor: Vendor) -> Result<RawOptions, MissingMember> {
     let regs = of.get("kvm_vcpu.arch.regs")?;
     let mut options = RawOptions {
-        process: process.cast_unsigned(),
-        asker: std::process::id(),
         vcpu_notifier: of.get("kvm_vcpu.preempt_notifier.link")?,
         vcpu_regs: regs,
         // The 17th register, in kernels that have it there (VCPU_REGS_RIP, arch/x86/include/asm/kvm_host.h).
@@ -253,7 +273,6 @@ fn options(of: &Lookup<'_>, vendor: Vendor, process: i32) -> Result<RawOptions, 
         }
         Vendor::Vmx => {
             options.vendor = VENDOR_VMX;
-            partial(of, &mut options)?;
             // Nothing else shows that the registers are those of a guest of the guest.
             options.vcpu_nested = of.get("kvm_vcpu.stat.guest_mode")?;
         }
@@ -261,13 +280,9 @@ fn options(of: &Lookup<'_>, vendor: Vendor, process: i32) -> Result<RawOptions, 
     Ok(options)
 }
 
-/// Lets the program use only the registers that KVM has in its memory: the others are in the VMCS, which a
-/// program cannot read.
-fn partial(of: &Lookup<'_>, options: &mut RawOptions) -> Result<(), BpfRefusal> {
-    let missing = BpfRefusal::NoMember("kvm_reg.VCPU_REGS_RIP");
+/// Looks up where the kernel shows which registers it has in its memory.
+fn partial(of: &Lookup<'_>) -> Result<PartialOffsets, MissingMember> {
+    let missing = MissingMember("kvm_reg.VCPU_REGS_RIP");
     let bit = of.0.enumerator("kvm_reg", "VCPU_REGS_RIP").filter(|bit| *bit < u32::BITS).ok_or(missing)?;
-    options.partial = 1;
-    options.vcpu_available = of.get("kvm_vcpu.arch.regs_avail")?;
-    options.rip_available = 1 << bit;
-    Ok(())
+    Ok(PartialOffsets { available: of.get("kvm_vcpu.arch.regs_avail")?, rip_available: 1 << bit })
 }

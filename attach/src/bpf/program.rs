@@ -8,11 +8,12 @@ use std::sync::{Arc, Mutex, PoisonError};
 
 use aya::maps::{Array, HashMap, Map, MapData};
 use aya::programs::{Iter, Program, RawTracePoint, RawTracePointRunOptions, TestRun, TracePoint};
-use aya::{Btf, Ebpf, EbpfLoader};
+use aya::{Ebpf, EbpfLoader};
 
 use super::area::{ArrayMapping, RecordView};
 use super::course::{CourseView, ExitsView};
 use super::finder::KernelMemory;
+use super::host_kernel::FileIterator;
 use super::host_stack::HostStacksView;
 use super::notes::NotesView;
 use super::offsets::Vendor;
@@ -108,8 +109,6 @@ impl KernelPrograms {
             .load(object)?;
         program::<RawTracePoint>(&mut ebpf, "tick")?.load()?;
         program::<RawTracePoint>(&mut ebpf, "peek")?.load()?;
-        let types = Btf::from_sys_fs().map_err(|error| BpfRefusal::Program(error.to_string()))?;
-        program::<Iter>(&mut ebpf, "files")?.load("task_file", &types)?;
         let mut map =
             |name: &str| ebpf.take_map(name).ok_or_else(|| BpfRefusal::Program(format!("it has no {name}")));
         let targets = Mutex::new(Array::try_from(map("targets")?)?);
@@ -229,8 +228,9 @@ impl KernelPrograms {
     }
 
     /// Lists the open files of the process that the options name.
-    pub(crate) fn files(&mut self) -> Result<Vec<RawFile>, BpfRefusal> {
+    pub(crate) fn files(&mut self, iterator: FileIterator) -> Result<Vec<RawFile>, BpfRefusal> {
         let program: &mut Iter = program(&mut self.ebpf, "files")?;
+        program.load(FileIterator::NAME, &iterator.types()?)?;
         let link = program.attach()?;
         let link = program.take_link(link)?;
         let mut file = link.into_file().map_err(|error| BpfRefusal::Program(error.to_string()))?;

@@ -162,6 +162,14 @@ impl RecorderForker {
         Ok(Self(Rc::new(RefCell::new(ForkerState { process, stream, decoder, next, pids, ends }))))
     }
 
+    /// Returns the status of the process, once it has ended: all its recorders end with it.
+    ///
+    /// # Errors
+    /// The process cannot be waited for.
+    pub fn ended(&self) -> io::Result<Option<ExitStatus>> {
+        self.0.borrow_mut().process.try_wait()
+    }
+
     /// Has a recorder started. Returns its number.
     ///
     /// # Errors
@@ -344,6 +352,10 @@ fn start(options: &AttachArgs, order: &RecorderOrder) -> io::Result<ForkedChild>
     args.recording.duration = Some(order.duration);
     args.recording.max_size = Some(order.max_size);
     args.recording.output = path(&order.profile);
+    if order.engine != Engine::Ptrace {
+        // The copy has it then. If it fails here, the copy tries it again, and says so.
+        let _refused = ::attach::look_up_host_kernel();
+    }
     let parent = std::process::id();
     fork_child(None, &[], || match begin(parent).map(|()| attach::command(&args)) {
         Ok(Ok(code)) => code.number(),

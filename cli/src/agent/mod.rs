@@ -56,6 +56,8 @@ use window::WindowClock;
 const CHECK: Duration = Duration::from_millis(100);
 /// Time between two listings of machines.
 const LIST: Duration = Duration::from_secs(2);
+/// A step that may fail.
+const FORKER: &str = "start the process of recorders";
 /// Time between two measurements of costs.
 const MEASURE: Duration = Duration::from_secs(30);
 /// The least rate of `vprof attach`, ticks per second and vCPU.
@@ -155,6 +157,8 @@ struct Agent<'a> {
     listed: Option<Instant>,
     recorders: Vec<Recorder>,
     forker: RecorderForker,
+    /// When that process was started.
+    forked: Instant,
     /// Machines whose recorder has failed, by identity: when they are tried again.
     failed: HashMap<String, Instant>,
     /// Sentences on machines that were printed, once each.
@@ -180,7 +184,7 @@ struct Costs {
 
 impl<'a> Agent<'a> {
     fn new(args: &'a AgentArgs) -> Result<Self, Error> {
-        let failed = |source| Error::System { action: "start the process of recorders", source };
+        let failed = |source| Error::System { action: FORKER, source };
         let forker = RecorderForker::start().map_err(failed)?;
         let locks = place::directory();
         place::make_directory(&locks).map_err(|error| Error::file("make the directory", &locks, error))?;
@@ -219,6 +223,7 @@ impl<'a> Agent<'a> {
             listed: None,
             recorders: Vec::new(),
             forker,
+            forked: now,
             failed: HashMap::new(),
             printed: HashSet::new(),
             sinks,
@@ -253,6 +258,9 @@ impl<'a> Agent<'a> {
     /// Does what is due. Returns the exit code once the agent has ended.
     fn check(&mut self) -> Result<Option<ExitCode>, Error> {
         let now = Instant::now();
+        if self.ending.is_none() {
+            self.keep_forker(now)?;
+        }
         self.reap();
         self.follow_window(now)?;
         self.hand_over(now);

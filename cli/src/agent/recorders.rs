@@ -1,14 +1,16 @@
 //! Recorders of the machines: in each window one for each machine, from that of the window before on.
 
 use std::collections::HashSet;
+use std::io;
 use std::time::{Duration, Instant};
 
 use text::clean::escaped;
 use text::units;
 
+use super::forker::RecorderForker;
 use super::identity::KnownMachine;
 use super::recorder::{EndedRecorder, Recorder, RecorderPlan};
-use super::{Agent, OpenWindow, spool};
+use super::{Agent, FORKER, OpenWindow, spool};
 use crate::errors::Error;
 
 /// Time after which a machine whose recorder has failed is tried again.
@@ -19,7 +21,9 @@ const STARTS: usize = 4;
 /// less than they record beyond it.
 const TAKE_OVER: Duration = Duration::from_secs(25);
 /// A window that begins within this time follows the last one.
-const SOON: Duration = Duration::from_secs(1);
+const FOLLOWS: Duration = Duration::from_secs(1);
+/// A process of recorders that ends within this time cannot be started.
+const LEAST_LIFE: Duration = Duration::from_secs(1);
 /// Smallest limit of a recording's size, bytes.
 const LEAST_SIZE: u64 = 8 << 20;
 /// Sentences that are known to be printed, at most.
@@ -32,7 +36,7 @@ impl Agent<'_> {
         let is_followed = match &self.window {
             Some(window) => now < window.begin + TAKE_OVER,
             // Two clocks may differ by some ms at the end of a window.
-            None => self.ending.is_none() && self.not_before < now + SOON,
+            None => self.ending.is_none() && self.not_before < now + FOLLOWS,
         };
         let current = self.window.as_ref().map(|window| window.spooled.directory.clone());
         let of_current = |recorder: &Recorder| Some(&recorder.plan.window) == current.as_ref();
@@ -47,6 +51,28 @@ impl Agent<'_> {
                 recorder.stop();
             }
         }
+    }
+
+    /// Starts the process of which recorders are copies again if it has ended, as all of them have then.
+    ///
+    /// # Errors
+    /// It cannot be started, or has ended too soon to try it once more.
+    pub(super) fn keep_forker(&mut self, now: Instant) -> Result<(), Error> {
+        let failed = |source| Error::System { action: FORKER, source };
+        let Some(status) = self.forker.ended().map_err(failed)? else { return Ok(()) };
+        if now < self.forked + LEAST_LIFE {
+            return Err(failed(io::Error::other(format!("it has ended ({status})"))));
+        }
+        let recorders = self.recorders.len() as u64;
+        eprintln!(
+            "vprof: the process of the recorders has ended ({status}), and with it {}; they begin again in {}",
+            units::counted(recorders, "recording"),
+            units::duration(AGAIN)
+        );
+        self.counters.recorders_failed += recorders;
+        self.failed.extend(self.recorders.drain(..).map(|recorder| (recorder.plan.vm.id, now + AGAIN)));
+        (self.forker, self.forked) = (RecorderForker::start().map_err(failed)?, now);
+        Ok(())
     }
 
     /// Takes note of recorders that have ended.

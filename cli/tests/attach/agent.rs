@@ -3,6 +3,7 @@
 use std::collections::BTreeMap;
 use std::fs::File;
 use std::io::Read;
+use std::time::Instant;
 
 use nix::sys::signal::{Signal, kill};
 use nix::unistd::Pid;
@@ -206,6 +207,30 @@ fn a_killed_agent_stops_no_thread_and_the_next_one_writes_its_window() {
     assert!(!profile.exists() && files(&own.join("spool"), ".vprof").is_empty());
     let found = files(&own.join("lake/v1/samples"), ".parquet");
     assert!(found.len() >= 2, "{found:?}");
+}
+
+#[test]
+fn recorders_begin_again_if_their_process_is_killed() {
+    run_as_vmm();
+    let name = name_of("again");
+    let test = "agent::recorders_begin_again_if_their_process_is_killed";
+    let Some(_vm) = TestVm::start_named(test, "spin", &name) else { return };
+    let directory = tempfile::tempdir().unwrap();
+    let own = directory.path();
+    let agent = TestAgent::start(agent(own, &name, &["--window", "30m"]));
+    let begun = Instant::now();
+    let first = recording(own);
+    // One that ends within a second is not started again.
+    std::thread::sleep(Duration::from_secs(2).saturating_sub(begun.elapsed()));
+    kill(Pid::from_raw(child_of(agent.0.id()).cast_signed()), Signal::SIGKILL).unwrap();
+    eventually("a second recording", BEGIN, || {
+        (files(&own.join("spool"), ".vprof").len() > 1 || !first.exists()).then_some(())
+    });
+    agent.signal(Signal::SIGTERM);
+    let (code, messages) = agent.end();
+    assert_eq!(code, Some(0), "{messages}");
+    let sentence = "has ended (signal: 9 (SIGKILL)), and with it 1 recording; they begin again in ";
+    assert!(messages.contains(sentence), "{messages}");
 }
 
 #[test]

@@ -59,6 +59,15 @@ impl ArgumentKind {
 }
 
 impl Btf<'_> {
+    /// Returns the number of the type of a function.
+    pub(crate) fn function(&self, name: &str) -> Option<u32> {
+        let is_it = |&at: &u32| {
+            BtfType::read(self.types, at as usize)
+                .is_some_and(|found| found.kind == kind::FUNC && self.is_named(found.name, name))
+        };
+        u32::try_from(self.starts.iter().position(is_it)? + 1).ok()
+    }
+
     /// Returns the arguments of functions that registers hold, from the first on; `None` for a function that
     /// BTF does not have. They end before an argument that a register does not hold: which registers have the
     /// others depends on that one.

@@ -84,6 +84,12 @@ impl HostLayouts<'_> {
         words.filter_map(|(name, offset)| Some((name, u32::try_from(offset).ok()?))).collect()
     }
 
+    /// Returns the number that the kernel has given to the type of one of its functions.
+    pub fn function(&self, name: &str) -> Option<u32> {
+        // The kernel's types are the first of each.
+        self.0.first()?.function(name)
+    }
+
     /// Returns the value of a name in the enumeration `of`.
     pub fn enumerator(&self, of: &str, name: &str) -> Option<u32> {
         self.0.iter().find_map(|btf| btf.enumerator(of, name))
@@ -121,6 +127,9 @@ mod tests {
     use super::*;
     use crate::fixture::BtfWriter;
 
+    /// Number of the function in [`split`].
+    const ITERATE: u32 = 5;
+
     /// Returns the BTF of a kernel, and that of a module whose structure has a member of a type, and with a
     /// name, of the kernel's.
     fn split() -> (Vec<u8>, Vec<u8>) {
@@ -128,6 +137,7 @@ mod tests {
         let int = kernel.int("int", 4);
         let list = kernel.structure("list", &[("next", int, 0), ("before", int, 4)]);
         kernel.enumeration("register", &[("RIP", 16)]);
+        assert_eq!(kernel.function("iterate", &[("list", int)]), ITERATE);
         let kernel = kernel.bytes();
         let names = u32::try_from(section(&kernel, STRINGS).unwrap().len()).unwrap();
         let strings = b"vcpu\0links\0";
@@ -151,6 +161,7 @@ mod tests {
         assert_eq!((layouts.size_of("vcpu"), layouts.offset("vcpu.none")), (Some(16), None));
         assert_eq!(layouts.enumerator("register", "RIP"), Some(16));
         assert_eq!(layouts.enumerator("register", "RSP"), None);
+        assert_eq!((layouts.function("iterate"), layouts.function("list")), (Some(ITERATE), None));
         let alone = HostTypes::from_bytes(kernel, &[]).unwrap();
         assert_eq!(alone.layouts().offset("vcpu.links"), None);
     }

@@ -2,6 +2,7 @@
 //! machine's own cannot run a kernel.
 
 mod accounting;
+mod agent;
 mod attach;
 mod attach_kvm;
 mod attribution;

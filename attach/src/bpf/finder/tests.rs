@@ -2,7 +2,7 @@
 
 use vmm::ThreadTimes;
 
-use super::super::offsets::VcpuListOffsets;
+use super::super::offsets::{MissingMember, VcpuListOffsets};
 use super::super::shared::RawOptions;
 use super::*;
 
@@ -134,7 +134,7 @@ fn offsets(slots: SlotOffsets) -> HostOffsets {
         task_ran: 72,
     };
     let options = RawOptions { task_start: 80, task_exit: 88, task_delay: 104, ..RawOptions::default() };
-    HostOffsets { options, finder }
+    HostOffsets { options, finder, partial: Err(MissingMember("none")) }
 }
 
 const TREE: VcpuListOffsets = VcpuListOffsets::Tree { head: 48, shift: 0, slots: 8, count: 64 };

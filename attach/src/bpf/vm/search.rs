@@ -5,8 +5,8 @@ use std::sync::atomic::{AtomicBool, AtomicU64};
 use std::sync::{OnceLock, PoisonError};
 
 use super::{KernelRegisters, SampledVcpu, SampledVm};
-use crate::bpf::course::KernelCounter;
 use crate::bpf::finder::{KernelReader, KernelThread, KernelVcpu};
+use crate::bpf::host_kernel::HostKernel;
 use crate::bpf::offsets::{self, HostOffsets, Vendor};
 use crate::bpf::program::KernelPrograms;
 use crate::bpf::refusal::{BpfRefusal, host_refusal};
@@ -58,15 +58,15 @@ impl SampledVm {
         if namespace.as_os_str() != HOST_NAMESPACE {
             return Err(BpfRefusal::Namespace);
         }
-        let types = offsets::types()?;
-        let layouts = types.layouts();
+        let kernel = HostKernel::known()?;
         let mut refusal = BpfRefusal::NoThreads;
         for vendor in offsets::vendors()? {
-            let offsets = HostOffsets::new(&layouts, vendor, search.pid).and_then(|mut offsets| {
+            let offsets = kernel.offsets(vendor).and_then(|mut offsets| {
+                offsets.set_process(search.pid);
                 offsets.options.host_stacks = search.host_stacks.into();
                 offsets.options.exits = (search.exits == ExitDetail::Reasons).into();
                 if search.registers != KernelRegisters::Available {
-                    offsets.make_partial(&layouts)?;
+                    offsets.make_partial()?;
                 }
                 if search.registers == KernelRegisters::NoRip {
                     offsets.options.rip_available = 0;
@@ -76,20 +76,20 @@ impl SampledVm {
                 }
                 Ok(offsets)
             });
-            match offsets.and_then(|offsets| Self::find_with(offsets, vendor, search)) {
-                Ok(mut found) => {
-                    let counters = layouts.words("kvm_vcpu.stat").into_iter();
-                    found.vm.counters =
-                        counters.map(|(name, offset)| KernelCounter { name, offset }).collect();
-                    return Ok(found);
-                }
+            match offsets.and_then(|offsets| Self::find_with(offsets, vendor, &kernel, search)) {
+                Ok(found) => return Ok(found),
                 Err(other) => refusal = other,
             }
         }
         Err(refusal)
     }
 
-    fn find_with(offsets: HostOffsets, vendor: Vendor, search: VmSearch<'_>) -> Result<FoundVm, BpfRefusal> {
+    fn find_with(
+        offsets: HostOffsets,
+        vendor: Vendor,
+        kernel: &HostKernel,
+        search: VmSearch<'_>,
+    ) -> Result<FoundVm, BpfRefusal> {
         let VmSearch { descriptors, number, most, .. } = search;
         let room = match search.room {
             VcpuRoom::Most => most,
@@ -100,7 +100,7 @@ impl SampledVm {
         if offsets.options.partial != 0 {
             programs.cache_rip()?;
         }
-        let files = programs.files()?;
+        let files = programs.files(kernel.files()?)?;
         let reader = KernelReader { memory: &programs, offsets: &offsets };
         let machine = reader.choose(reader.machines(&files, descriptors)?, number)?;
         if machine.vcpus.len() > room {
@@ -129,7 +129,7 @@ impl SampledVm {
             kvm: machine.kvm,
             generation: AtomicU64::new(slots.generation),
             planned: AtomicBool::new(false),
-            counters: Vec::new(),
+            counters: kernel.counters().to_vec(),
             vendor,
             follows: false,
             counts: false,

@@ -48,8 +48,8 @@ fn main() -> anyhow::Result<()> {
             _ => bail!(
                 "usage: bench, or bench summary|functions|folded|page PROFILE, or bench merge DIRECTORY, \
                  or bench names FILE, or bench wall on|off, or bench attached-wall on/PID|off/PID, \
-                 or bench attach, or bench managed, or bench agent, or bench crowd VCPUS, \
-                 or bench fleet LAKE HOURS PROFILE..."
+                 or bench attach, or bench managed, or bench pipeline, or bench agent, \
+                 or bench crowd VCPUS, or bench fleet LAKE HOURS PROFILE..."
             ),
         };
     }
@@ -70,6 +70,11 @@ fn main() -> anyhow::Result<()> {
     if arguments == ["managed"] {
         println!("{}", table::HEADER);
         print(&managed()?);
+        return Ok(());
+    }
+    if arguments == ["pipeline"] {
+        println!("{}", table::HEADER);
+        print(&pipeline::rows()?);
         return Ok(());
     }
     if arguments == ["agent"] {

@@ -212,7 +212,7 @@ impl FleetBench {
         let (files, bytes) = size(&lake)?;
         let duckdb = self.line.during(&name("DuckDB"), || self.ask("duckdb", &lake))?;
         let spark = self.line.during(&name("Spark"), || self.ask("spark", &lake))?;
-        self.line.during(&name("compaction"), || self.compact(&lake, &compact))?;
+        self.line.during(&name("compaction"), || self.compact(stage, &lake, &compact))?;
         let (compact_files, compact_bytes) = size(&compact)?;
         let after = self.line.during(&name("DuckDB after compaction"), || self.ask("duckdb", &compact))?;
         fs::remove_dir_all(stage).context("cannot remove the lake")?;
@@ -231,7 +231,7 @@ impl FleetBench {
         QUESTIONS.iter().map(ask).collect()
     }
 
-    fn compact(&self, lake: &Path, compact: &Path) -> Result<()> {
+    fn compact(&self, stage: &Path, lake: &Path, compact: &Path) -> Result<()> {
         fs::create_dir_all(compact.join("v1")).context("cannot make a directory")?;
         let mut sql = String::new();
         for file in ["fleet/views/duckdb.sql", "fleet/compact/duckdb.sql"] {
@@ -241,7 +241,9 @@ impl FleetBench {
         let (lake, compact) = (lake.display().to_string(), compact.display().to_string());
         let sql = sql.replace("LAKE", &lake).replace("COMPACT", &compact).replace("DAY", DAY);
         let mut command = Command::new("duckdb");
-        finished(command.args(["-bail", ":memory:", "-c", &sql]).env("PATH", &self.path))
+        // It sorts in a directory here.
+        command.current_dir(stage).args(["-bail", ":memory:", "-c", &sql]);
+        finished(command.env("PATH", &self.path))
     }
 }
 

@@ -5,7 +5,7 @@ use std::fmt::Write as _;
 const WIDTH: f64 = 640.0;
 const HEIGHT: f64 = 340.0;
 const LEFT: f64 = 64.0;
-const RIGHT: f64 = 16.0;
+const RIGHT: f64 = 20.0;
 const TOP: f64 = 34.0;
 /// Room for the axis, its name, and the legend.
 const BOTTOM: f64 = 78.0;

@@ -319,6 +319,6 @@ fn plot(sizes: &[LakeSize]) -> String {
         points: points(engine),
     };
     let lines = names.iter().enumerate().map(line).collect();
-    let (x, y) = ("hours of hosts", "time of `vprof fleet top`, s");
+    let (x, y) = ("hours of hosts", "time of vprof fleet top, s");
     LinePlot { title: "Time of a question", x, y, scale: PlotScale::Logarithmic, lines }.svg()
 }

@@ -3,7 +3,7 @@
 //!
 //! ```text
 //! vprof run, guests ──▶ profiles ──bench fleet──▶ lake of 100, 1,000, 10,000 hosts' hours
-//!                          vprof fleet by DuckDB, Spark ──▶ times ──▶ docs/fleet.md, docs/pictures/fleet.svg
+//!                          vprof fleet by DuckDB, Spark ──▶ times ──▶ docs/fleet.md, docs/fleet.svg
 //! ```
 
 use std::ffi::OsString;
@@ -25,7 +25,7 @@ use crate::workspace;
 /// Lines of the document between which the table is.
 const MARKS: [&str; 2] = ["<!-- scale: cargo xtask fleet-bench -->", "<!-- end of scale -->"];
 /// The plot, in the checkout.
-const PLOT: &str = "docs/pictures/fleet.svg";
+const PLOT: &str = "docs/fleet.svg";
 /// Engines' clients.
 const DUCKDB: &str = "duckdb-cli==1.5.6";
 const SPARK: &str = "pyspark==4.3.0";

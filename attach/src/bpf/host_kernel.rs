@@ -14,8 +14,6 @@ use super::refusal::BpfRefusal;
 
 /// Modules whose types are of interest, if they are not built in. The vendors' have KVM's types, too.
 const MODULES: [&str; 4] = ["kvm_amd", "kvm_pvm", "kvm_intel", "kvm"];
-/// Modules that run vCPUs.
-const VENDORS: [Vendor; 3] = [Vendor::Svm, Vendor::Pvm, Vendor::Vmx];
 /// The kernel's iterator of open files, to which a program attaches.
 const FILES: &str = "task_file";
 /// Bytes of `struct btf_header` and `struct btf_type`, and the kinds of types that are written here
@@ -28,7 +26,8 @@ const KIND_FUNC: u32 = 12;
 /// Offsets and numbers from the types of the host's kernel.
 #[derive(Debug)]
 pub(crate) struct HostKernel {
-    offsets: Vec<(Vendor, Result<HostOffsets, MissingMember>)>,
+    /// Of each vendor's module.
+    offsets: [(Vendor, Result<HostOffsets, MissingMember>); 3],
     counters: Vec<KernelCounter>,
     files: Option<FileIterator>,
 }
@@ -61,7 +60,8 @@ impl HostKernel {
         let layouts = types.layouts();
         let counters = layouts.words("kvm_vcpu.stat").into_iter();
         Ok(Self {
-            offsets: VENDORS.map(|vendor| (vendor, HostOffsets::new(&layouts, vendor))).into(),
+            offsets: [Vendor::Svm, Vendor::Pvm, Vendor::Vmx]
+                .map(|vendor| (vendor, HostOffsets::new(&layouts, vendor))),
             counters: counters.map(|(name, offset)| KernelCounter { name, offset }).collect(),
             files: layouts.function(&format!("bpf_iter_{FILES}")).map(FileIterator),
         })

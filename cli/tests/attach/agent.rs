@@ -108,6 +108,14 @@ fn recording(directory: &Path) -> PathBuf {
     })
 }
 
+/// Waits until a recording follows the first one.
+fn await_second_recording(directory: &Path, first: &Path) {
+    eventually("a second recording", BEGIN, || {
+        // Between two windows of ten minutes the first is written and removed.
+        (files(&directory.join("spool"), ".vprof").len() > 1 || !first.exists()).then_some(())
+    });
+}
+
 #[test]
 fn a_window_is_in_the_lake_and_the_next_agent_continues() {
     run_as_vmm();
@@ -147,11 +155,7 @@ fn a_window_is_in_the_lake_and_the_next_agent_continues() {
 
     // Another agent in the same window replaces its files by those of both recordings.
     let next = TestAgent::start(agent(own, &name, &["--window", "10m"]));
-    eventually("a second recording", BEGIN, || {
-        let count = files(&own.join("spool"), ".vprof").len();
-        // Between two windows of ten minutes the first is written and removed.
-        (count > 1 || !profile.exists()).then_some(())
-    });
+    await_second_recording(own, &profile);
     next.signal(Signal::SIGINT);
     let (code, messages) = next.end();
     assert_eq!(code, Some(0), "{messages}");
@@ -170,10 +174,7 @@ fn a_hangup_starts_the_agent_again_in_the_same_window() {
     let agent = TestAgent::start(agent(own, &name, &["--window", "10m"]));
     let first = recording(own);
     agent.signal(Signal::SIGHUP);
-    eventually("a second recording", BEGIN, || {
-        // Between two windows of ten minutes the first is written and removed.
-        (files(&own.join("spool"), ".vprof").len() > 1 || !first.exists()).then_some(())
-    });
+    await_second_recording(own, &first);
     agent.signal(Signal::SIGTERM);
     let (code, messages) = agent.end();
     assert_eq!(code, Some(0), "{messages}");
@@ -217,15 +218,13 @@ fn recorders_begin_again_if_their_process_is_killed() {
     let Some(_vm) = TestVm::start_named(test, "spin", &name) else { return };
     let directory = tempfile::tempdir().unwrap();
     let own = directory.path();
-    let agent = TestAgent::start(agent(own, &name, &["--window", "30m"]));
+    let agent = TestAgent::start(agent(own, &name, &["--window", "10m"]));
     let begun = Instant::now();
     let first = recording(own);
     // One that ends within a second is not started again.
     std::thread::sleep(Duration::from_secs(2).saturating_sub(begun.elapsed()));
     kill(Pid::from_raw(child_of(agent.0.id()).cast_signed()), Signal::SIGKILL).unwrap();
-    eventually("a second recording", BEGIN, || {
-        (files(&own.join("spool"), ".vprof").len() > 1 || !first.exists()).then_some(())
-    });
+    await_second_recording(own, &first);
     agent.signal(Signal::SIGTERM);
     let (code, messages) = agent.end();
     assert_eq!(code, Some(0), "{messages}");

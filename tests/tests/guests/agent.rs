@@ -7,8 +7,8 @@ use parquet::file::reader::{FileReader, SerializedFileReader};
 use parquet::record::{Field, Row};
 use vprof_tests::{KvmHost, on_kvm_host};
 
-/// Two processes that share CPU 0 three to one, by work.
-const SPLIT: &str = "split --seconds 900 --ratio 3:1 --slice-rounds 500000 --cpu 0 & echo ready; wait";
+use crate::attach_kvm::SPLIT;
+
 /// An agent for one window of a minute, which starts with the next minute of the clock.
 const AGENT: &str = "cd /run; mkdir lake; { /run/vprof agent --once --window 1m --rate 100 --budget 50% \
     --guest-budget 50% --label team=web --to lake --spool spool 2>agent.errors; echo $? >agent.status; } &";
@@ -37,6 +37,12 @@ fn sum(rows: &[Row], process: &str, column: &str) -> f64 {
     of_process.filter_map(|row| field(row, column).to_string().parse::<f64>().ok()).sum()
 }
 
+/// Asserts the shares of [`SPLIT`] in a column.
+fn assert_split(rows: &[Row], column: &str, messages: &str) {
+    let [alpha, beta] = ["alpha", "beta"].map(|name| sum(rows, name, column));
+    assert!((alpha / (alpha + beta) - 0.75).abs() < 0.1, "{column}: {alpha} and {beta}, {messages}");
+}
+
 #[test]
 #[ignore = "an emulated host: --all"]
 fn a_window_has_the_programs_of_a_linux_guest() {
@@ -49,8 +55,7 @@ fn a_window_has_the_programs_of_a_linux_guest() {
         assert_eq!(host.must("cat /run/agent.status").trim(), "0", "{messages}");
 
         let samples = table(host, "samples");
-        let [alpha, beta] = ["alpha", "beta"].map(|name| sum(&samples, name, "weight_ns"));
-        assert!((alpha / (alpha + beta) - 0.75).abs() < 0.1, "{alpha} and {beta} ns, {messages}");
+        assert_split(&samples, "weight_ns", &messages);
         for row in &samples {
             assert_eq!((text(row, "vm_name"), text(row, "group_")), ("web".into(), "team=web".into()));
             assert!(text(row, "kernel").ends_with("-amd64"), "{row}");
@@ -60,8 +65,6 @@ fn a_window_has_the_programs_of_a_linux_guest() {
         assert_eq!(text(&vms[0], "uuid"), "6f1c2a7e-0b1d-4a57-9a51-0242ac120002");
         assert_eq!((text(&vms[0], "engine"), text(&vms[0], "complete")), ("bpf".into(), "1".into()));
         // The guest's own account of both, over the same time.
-        let tasks = table(host, "tasks");
-        let [alpha, beta] = ["alpha", "beta"].map(|name| sum(&tasks, name, "user_ns"));
-        assert!((alpha / (alpha + beta) - 0.75).abs() < 0.1, "{alpha} and {beta} ns");
+        assert_split(&table(host, "tasks"), "user_ns", &messages);
     });
 }

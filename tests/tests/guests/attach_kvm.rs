@@ -7,7 +7,7 @@ use crate::attach::assert_split;
 
 /// Two processes that share CPU 0 three to one for longer than any test samples; by work, since emulated
 /// clocks are too inexact to share by.
-const SPLIT: &str = "split --seconds 900 --ratio 3:1 --slice-rounds 500000 --cpu 0 & echo ready; wait";
+pub const SPLIT: &str = "split --seconds 900 --ratio 3:1 --slice-rounds 500000 --cpu 0 & echo ready; wait";
 /// File that the checksumming guest reads.
 const SUMMED: &str = "usr/lib/x86_64-linux-gnu/libcrypto.so.3";
 /// Kills a profiler of the VM `web`, by either engine: every fifth while it searches the guest's memory, the

@@ -6,7 +6,7 @@ WITH
     GROUP BY coalesce(process, ''), stack
   ),
   texts AS (
-    -- Each host and window has its own row of a stack.
+    -- Each host and day has its own row of a stack.
     SELECT stack, min(frames) AS frames FROM stacks GROUP BY stack
   )
 SELECT

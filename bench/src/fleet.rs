@@ -3,17 +3,17 @@
 use std::path::{Path, PathBuf};
 
 use anyhow::{Context, ensure};
-use export::lake::{HOUR_NS, LakeProfile, LakeVm, LakeWindow, LakeWriter};
+use export::lake::{HOUR_NS, KnownStacks, LakeProfile, LakeVm, LakeWindow, LakeWriter};
 use profile::Profile;
 use profile::report::RecordedSample;
 use rand::rngs::ChaCha8Rng;
 use rand::{RngExt as _, SeedableRng as _};
 use rand_distr::{Distribution as _, Poisson};
 
-/// Hours of each host.
-const HOURS: u64 = 4;
-/// First hour, since 1970: the lake has one day.
-const FIRST_HOUR: u64 = 490_000;
+/// Hours of each host: a day, in which each stack is written once.
+const HOURS: u64 = 24;
+/// First hour, since 1970: that of a day.
+const FIRST_HOUR: u64 = 489_984;
 /// Ticks per second and vCPU by default of an agent.
 const RATE_HZ: f64 = 19.0;
 
@@ -78,6 +78,7 @@ fn write_part(
 ) -> anyhow::Result<()> {
     let mut sources: Vec<Source> =
         profiles.iter().map(|path| Source::read(path)).collect::<Result<_, _>>()?;
+    let mut known = KnownStacks::default();
     for number in (0..host_hours).filter(|number| number / HOURS % step == first) {
         let (host, hour) = (number / HOURS, number % HOURS);
         let mut rng = ChaCha8Rng::seed_from_u64(number);
@@ -92,7 +93,10 @@ fn write_part(
             inclusion: 1.0,
             dropped_windows: 0,
         };
-        let mut writer = LakeWriter::create(window, lake)?;
+        if hour == 0 {
+            known = KnownStacks::default();
+        }
+        let mut writer = LakeWriter::create(window, known, lake)?;
         let vm = LakeVm {
             id: format!("vm-{host:06}"),
             name: format!("vm-{host}"),
@@ -100,7 +104,7 @@ fn write_part(
             ..LakeVm::default()
         };
         writer.add(&vm, profile)?;
-        writer.finish()?;
+        known = writer.finish()?.1;
     }
     Ok(())
 }

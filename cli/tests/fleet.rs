@@ -7,7 +7,7 @@ use std::os::unix::fs::PermissionsExt;
 use std::path::{Path, PathBuf};
 use std::process::Output;
 
-use export::lake::{HOUR_NS, LakeProfile, LakeVm, LakeWindow, LakeWriter};
+use export::lake::{HOUR_NS, KnownStacks, LakeProfile, LakeVm, LakeWindow, LakeWriter};
 use profile::{Profile, made_up};
 use serde_json::Value;
 use support::{refused, run, stderr, stdout, vprof};
@@ -31,7 +31,7 @@ impl Lake {
                 inclusion: 1.0,
                 dropped_windows: 0,
             };
-            let mut writer = LakeWriter::create(window, &lake.path()).unwrap();
+            let mut writer = LakeWriter::create(window, KnownStacks::default(), &lake.path()).unwrap();
             let vm = LakeVm {
                 id: format!("id-{number}"),
                 name: format!("web_{number}"),

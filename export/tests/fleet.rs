@@ -8,7 +8,7 @@ use std::path::{Path, PathBuf};
 use std::process::{Child, Command, Stdio};
 use std::time::Duration;
 
-use export::lake::{HOUR_NS, LakeProfile, LakeVm, LakeWindow, LakeWriter};
+use export::lake::{HOUR_NS, KnownStacks, LakeProfile, LakeVm, LakeWindow, LakeWriter};
 use profile::merge::merge;
 use profile::store::Value as Field;
 use profile::{Profile, made_up};
@@ -38,9 +38,7 @@ impl Lake {
         let directory = tempfile::tempdir().expect("a directory");
         let mut lake = Self { directory, profiles: Vec::new() };
         for host in 0..HOSTS {
-            for window in 0..WINDOWS {
-                lake.add(host, window);
-            }
+            (0..WINDOWS).fold(KnownStacks::default(), |known, window| lake.add(host, window, known));
         }
         lake
     }
@@ -49,7 +47,7 @@ impl Lake {
         self.directory.path().join("lake")
     }
 
-    fn add(&mut self, host: u64, number: u64) {
+    fn add(&mut self, host: u64, number: u64, known: KnownStacks) -> KnownStacks {
         let path = self.directory.path().join(format!("{host}-{number}.vprof"));
         let samples = SAMPLES + 500 * host + 100 * number;
         made_up::write_run(&path, samples, 60, host * WINDOWS + number);
@@ -60,12 +58,12 @@ impl Lake {
             inclusion: 1.0,
             dropped_windows: 0,
         };
-        let mut writer = LakeWriter::create(window, &self.path()).expect("files");
+        let mut writer = LakeWriter::create(window, known, &self.path()).expect("files");
         let vm = LakeVm { id: format!("vm-{host}"), name: format!("web-{host}"), ..LakeVm::default() };
         let profile = LakeProfile::read(&Profile::open(&path).expect("a profile")).expect("a whole profile");
         writer.add(&vm, &profile).expect("rows");
-        writer.finish().expect("files");
         self.profiles.push(path);
+        writer.finish().expect("files").1
     }
 
     /// Returns one number of the profile that has all windows.

@@ -4,7 +4,7 @@ use std::fs;
 use std::path::Path;
 use std::process::Command;
 
-use export::lake::{HOUR_NS, LakeProfile, LakeVm, LakeWindow, LakeWriter};
+use export::lake::{HOUR_NS, KnownStacks, LakeProfile, LakeVm, LakeWindow, LakeWriter};
 use export::{Format, Request};
 use profile::{Profile, made_up};
 use testkit::python_packages;
@@ -65,11 +65,12 @@ fn pyarrow_reads_a_lake_by_its_directories() {
         let start_unix_ns = 1_795_474_800_000_000_000 + hours * HOUR_NS;
         let (host, inclusion) = (host.to_owned(), 0.5);
         let window = LakeWindow { host, start_unix_ns, length_ns: HOUR_NS, inclusion, dropped_windows: 0 };
-        let mut writer = LakeWriter::new(window.clone(), |_| Ok(Vec::new())).expect("a writer");
+        let mut writer =
+            LakeWriter::new(window.clone(), KnownStacks::default(), |_| Ok(Vec::new())).expect("a writer");
         let vm = LakeVm { id: "a".to_owned(), group: "team=db".to_owned(), ..LakeVm::default() };
         let totals = writer.add(&vm, &LakeProfile::read(&profile).expect("a profile")).expect("sums");
         (samples, weight_ns) = (samples + totals.samples, weight_ns + totals.weight_ns);
-        for (table, bytes) in writer.finish().expect("files") {
+        for (table, bytes) in writer.finish().expect("files").0 {
             let file = directory.path().join("lake").join(window.path(table));
             fs::create_dir_all(file.parent().expect("a directory")).expect("room");
             fs::write(file, bytes).expect("room");

@@ -3,11 +3,11 @@
 
 use std::collections::BTreeSet;
 use std::fs::{self, DirBuilder, File, Permissions};
-use std::io::{self, Write};
+use std::io::{self, BufReader, BufWriter, Write};
 use std::os::unix::fs::{DirBuilderExt, PermissionsExt};
 use std::path::{Path, PathBuf};
 
-use export::lake::{LakeProfile, LakeTable, LakeTotals, LakeVm, LakeWindow, LakeWriter};
+use export::lake::{KnownStacks, LakeProfile, LakeTable, LakeTotals, LakeVm, LakeWindow, LakeWriter};
 use export::otlp;
 use flate2::Compression;
 use flate2::write::GzEncoder;
@@ -15,13 +15,11 @@ use profile::Profile;
 use tempfile::{Builder, NamedTempFile};
 use text::clean::escaped;
 
-use super::spool::{RecordingTotals, SpooledWindow, WindowProgress, recording_name};
+use super::spool::{RecordingTotals, STAGED_LAKE, SpooledWindow, WindowProgress, recording_name};
 use crate::errors::Error;
 
 /// Permissions of the lake's files: engines run as other users, of the group that the lake's directory gives.
 const SHARED: u32 = 0o640;
-/// Name of the progress of tables in the spool.
-pub const STAGED_LAKE: &str = "tables";
 /// Name of the progress of requests in the spool.
 pub const STAGED_REQUESTS: &str = "requests";
 /// Ending of the names of requests.
@@ -58,7 +56,8 @@ pub fn write_lake(spooled: &SpooledWindow, place: LakePlace<'_>) -> Result<Windo
     };
     let failed = |error| Error::file("write a file in", root, error);
     let open = |table| temporary(&spooled.window, &place.path(spooled, table));
-    let mut writer = LakeWriter::new(spooled.window.clone(), open).map_err(failed)?;
+    let known = known_stacks(spooled)?;
+    let mut writer = LakeWriter::new(spooled.window.clone(), known, open).map_err(failed)?;
     let mut progress = WindowProgress::default();
     for (vm, path) in spooled.profiles()? {
         let totals = match read(&vm, &path) {
@@ -67,12 +66,30 @@ pub fn write_lake(spooled: &SpooledWindow, place: LakePlace<'_>) -> Result<Windo
         };
         progress.recordings.insert(recording_name(&path), totals);
     }
-    for (table, file) in writer.finish().map_err(failed)? {
+    let (files, mut known) = writer.finish().map_err(failed)?;
+    for (table, file) in files {
         let path = place.path(spooled, table);
         file.as_file().sync_all().map_err(|error| Error::file("write", &path, error))?;
         file.persist(&path).map_err(|error| Error::file("write", &path, error.error))?;
     }
+    let list = spooled.new_stacks();
+    let written = temporary(&spooled.window, &list).and_then(|file| {
+        let mut out = BufWriter::new(file);
+        known.write_new(&mut out)?;
+        out.into_inner()?.persist(&list).map(drop).map_err(|error| error.error)
+    });
+    written.map_err(|error| Error::file("write", &list, error))?;
     Ok(progress)
+}
+
+/// Returns the stacks of the window's day that all lakes have.
+fn known_stacks(spooled: &SpooledWindow) -> Result<KnownStacks, Error> {
+    let mut known = KnownStacks::default();
+    for list in spooled.known_stacks() {
+        let read = File::open(&list).and_then(|file| known.read(BufReader::new(file)));
+        read.map_err(|error| Error::file("read", &list, error))?;
+    }
+    Ok(known)
 }
 
 /// Reads a recording. One that cannot be read is left out, with a message.

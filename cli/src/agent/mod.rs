@@ -37,6 +37,7 @@ use std::time::{Duration, Instant};
 
 use host::control::place;
 use profile::report::is_called;
+use sinks::SinkAddress;
 use text::clean::escaped;
 use text::units;
 use tokio::signal::unix::{SignalKind, signal};
@@ -188,13 +189,15 @@ impl<'a> Agent<'a> {
         let forker = RecorderForker::start().map_err(failed)?;
         let locks = place::directory();
         place::make_directory(&locks).map_err(|error| Error::file("make the directory", &locks, error))?;
-        let spool = Spool::open(&args.spool, &locks.join("agent.lock"))?;
+        let mut spool = Spool::open(&args.spool, &locks.join("agent.lock"))?;
         let mut sinks: Vec<Sink> = Vec::with_capacity(args.to.len());
         for address in &args.to {
             if !sinks.iter().any(|sink| sink.address == *address) {
                 sinks.push(Sink::new(address.clone())?);
             }
         }
+        let lakes = sinks.iter().filter(|sink| !matches!(sink.address, SinkAddress::Otlp(_)));
+        spool.set_lakes(lakes.map(|lake| sink::progress_name(&lake.address)).collect())?;
         let shared = SharedCounters::default();
         if let Some(address) = args.metrics {
             let own = metrics::serve(address, SharedCounters::clone(&shared))?;

@@ -10,10 +10,10 @@ use export::lake::LakeTable;
 use sinks::{BucketAddress, ObjectSink, OtlpAddress, OtlpSink, SinkAddress, SinkError};
 use text::clean::escaped;
 
-use super::convert::{self, LakePlace, STAGED_LAKE, STAGED_REQUESTS};
+use super::convert::{self, LakePlace, STAGED_REQUESTS};
 use super::recorder::ends_with_parent;
 use super::sink::{SentTotals, progress_name};
-use super::spool::{SpooledWindow, WindowProgress, recording_name};
+use super::spool::{STAGED_LAKE, SpooledWindow, WindowProgress, recording_name};
 use crate::errors::Error;
 
 /// Has the files made, and sends those that the sink does not have. `totals` are those until an error.
@@ -56,15 +56,23 @@ const READABLE_VARIABLES: [&str; 4] = [
 fn enter_wall(spooled: &SpooledWindow, to: &SinkAddress) -> Result<(), Error> {
     let own = spooled.directory.as_path();
     match to {
-        SinkAddress::Directory(lake) => wall::enter_worker(&RANDOM.map(Path::new), &[own, lake], false)?,
+        SinkAddress::Directory(lake) => enter_reader(spooled, &[own, lake])?,
         SinkAddress::Bucket(_) | SinkAddress::Otlp(_) => {
             let named = READABLE_VARIABLES.iter().filter_map(std::env::var_os).map(PathBuf::from);
             let readable: Vec<PathBuf> =
                 READABLE.iter().chain(&RANDOM).map(PathBuf::from).chain(named).collect();
             let readable: Vec<&Path> = readable.iter().map(PathBuf::as_path).collect();
-            wall::enter_worker(&readable, &[own], true)?
+            wall::enter_worker(&readable, &[own], true)?;
         }
-    };
+    }
+    Ok(())
+}
+
+/// Gives up all that making files of recordings does not need. These directories stay.
+fn enter_reader(spooled: &SpooledWindow, directories: &[&Path]) -> Result<(), Error> {
+    let lists = spooled.lists();
+    let readable: Vec<&Path> = RANDOM.iter().map(Path::new).chain([lists.as_path()]).collect();
+    wall::enter_worker(&readable, directories, false)?;
     Ok(())
 }
 
@@ -99,7 +107,7 @@ fn stage(spooled: &SpooledWindow, to: &SinkAddress) -> Result<bool, Error> {
 /// # Errors
 /// A file cannot be written, or the window cannot be read.
 pub fn make_files(spooled: &SpooledWindow, to: &SinkAddress) -> Result<(), Error> {
-    wall::enter_worker(&RANDOM.map(Path::new), &[&spooled.directory], false)?;
+    enter_reader(spooled, &[&spooled.directory])?;
     match to {
         SinkAddress::Directory(_) => Ok(()),
         SinkAddress::Bucket(_) => convert::stage_lake(spooled),

@@ -2,13 +2,15 @@
 //!
 //! ```text
 //! SPOOL/lock                       held by the agent
-//! SPOOL/state.json                 end of the last window, dropped windows
+//! SPOOL/state.json                 end of the last window, dropped windows, lakes
 //! SPOOL/tables/                    tables of guests' kernels, which recorders share
+//! SPOOL/stacks/1764000000000000000 stacks that all lakes have, in files of the window with this start
 //! SPOOL/HOST-20261123T09-0/        a window
 //!     window.json                  [`LakeWindow`]
 //!     3f9a21c4d0e1b277-0.json      [`LakeVm`] of the profile
 //!     3f9a21c4d0e1b277-0.vprof     the profile, and its log while it is being written
 //!     samples.parquet              tables for object stores, and vcpus.parquet, ...
+//!     new-stacks                   stacks that the tables have, and known ones do not
 //!     3f9a21c4d0e1b277-0.0.otlp.gz requests for receivers of OpenTelemetry profiles
 //!     done-NAME.json, NAME.lock    [`WindowProgress`] of a sink, or of files for sinks
 //! ```
@@ -22,26 +24,34 @@ use std::io;
 use std::os::unix::fs::DirBuilderExt;
 use std::path::{Path, PathBuf};
 
-use export::lake::{LakeVm, LakeWindow};
+use export::lake::{HOUR_NS, KnownStacks, LakeVm, LakeWindow};
 use serde::de::DeserializeOwned;
 use serde::{Deserialize, Serialize};
 
 use crate::errors::Error;
 use crate::output::OutputTarget;
 
+/// Name of the progress of the tables that are made for object stores.
+pub const STAGED_LAKE: &str = "tables";
 const WINDOW: &str = "window.json";
 const STATE: &str = "state.json";
 const TABLES: &str = "tables";
+const STACKS: &str = "stacks";
+const NEW_STACKS: &str = "new-stacks";
+const DAY_NS: u64 = 24 * HOUR_NS;
 /// Longest of these files, bytes.
 const LONGEST: u64 = 1 << 20;
 
 /// State that outlives an agent.
-#[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct SpoolState {
     /// End of the last window, ns since 1970.
     pub last_end_ns: u64,
     /// Windows that were dropped since the last one that began.
     pub dropped_windows: u64,
+    /// Names of the lakes that have all known stacks.
+    #[serde(default)]
+    pub lakes: BTreeSet<String>,
 }
 
 /// The spool of an agent.
@@ -91,6 +101,7 @@ impl Spool {
     pub fn open(directory: &Path, host_lock: &Path) -> Result<Self, Error> {
         make_private(directory)?;
         make_private(&directory.join(TABLES))?;
+        make_private(&directory.join(STACKS))?;
         let locks = vec![lock(host_lock)?, lock(&directory.join("lock"))?];
         let state = read_json(&directory.join(STATE));
         let state = match state {
@@ -112,6 +123,47 @@ impl Spool {
     /// The file cannot be written.
     pub fn save(&self) -> Result<(), Error> {
         write_json(&self.directory, STATE, &self.state)
+    }
+
+    /// Notes the lakes that windows go to. A further one has no stack yet: all are written again.
+    ///
+    /// # Errors
+    /// A file cannot be removed, or the state cannot be written.
+    pub fn set_lakes(&mut self, lakes: BTreeSet<String>) -> Result<(), Error> {
+        if !lakes.is_subset(&self.state.lakes) {
+            self.lists().iter().try_for_each(|(_, list)| remove_file(list))?;
+            let made =
+                self.windows().into_iter().map(|window| window.directory.join(progress_file(STAGED_LAKE)));
+            made.filter(|progress| progress.exists()).try_for_each(|progress| remove_file(&progress))?;
+        }
+        if lakes != self.state.lakes {
+            self.state.lakes = lakes;
+            self.save()?;
+        }
+        Ok(())
+    }
+
+    /// Removes a window that all sinks have. Its stacks are known then, those of days before no longer. Its
+    /// list was made by a process that has read recordings.
+    ///
+    /// # Errors
+    /// A file cannot be moved or removed.
+    pub fn complete(&self, window: &SpooledWindow) -> Result<(), Error> {
+        let start_ns = window.window.start_unix_ns;
+        let new = window.new_stacks();
+        let is_list = |data: fs::Metadata| data.is_file() && data.len() <= KnownStacks::LONGEST_LIST;
+        if fs::symlink_metadata(&new).is_ok_and(is_list) {
+            let known = self.directory.join(STACKS).join(start_ns.to_string());
+            fs::rename(&new, &known).map_err(|error| Error::file("move", &new, error))?;
+        }
+        let older = self.lists().into_iter().filter(|(list_ns, _)| list_ns / DAY_NS < start_ns / DAY_NS);
+        older.map(|(_, list)| list).try_for_each(|list| remove_file(&list))?;
+        window.remove()
+    }
+
+    /// Returns the lists of known stacks, by the start of their windows.
+    fn lists(&self) -> Vec<(u64, PathBuf)> {
+        lists(&self.directory.join(STACKS))
     }
 
     /// Makes the directory of a window, or returns the one that an agent before has made.
@@ -245,6 +297,27 @@ impl SpooledWindow {
         Ok(self.recordings()?.iter().eq(progress.recordings.keys()))
     }
 
+    /// Returns the path of the list of stacks that the window's tables have, and known ones do not.
+    pub fn new_stacks(&self) -> PathBuf {
+        self.directory.join(NEW_STACKS)
+    }
+
+    /// Returns the directory of lists of known stacks.
+    pub fn lists(&self) -> PathBuf {
+        self.directory.with_file_name(STACKS)
+    }
+
+    /// Returns the lists of stacks that all lakes have in earlier windows of the day, the oldest first.
+    pub fn known_stacks(&self) -> Vec<PathBuf> {
+        let start_ns = self.window.start_unix_ns;
+        let is_before = |list_ns: u64| list_ns < start_ns && list_ns / DAY_NS == start_ns / DAY_NS;
+        lists(&self.lists())
+            .into_iter()
+            .filter(|(list_ns, _)| is_before(*list_ns))
+            .map(|(_, list)| list)
+            .collect()
+    }
+
     fn bytes(&self) -> u64 {
         let entries = fs::read_dir(&self.directory).into_iter().flatten().flatten();
         entries.filter_map(|entry| entry.metadata().ok()).map(|metadata| metadata.len()).sum()
@@ -257,6 +330,20 @@ impl SpooledWindow {
     pub fn remove(&self) -> Result<(), Error> {
         fs::remove_dir_all(&self.directory).map_err(|error| Error::file("remove", &self.directory, error))
     }
+}
+
+/// Returns the files of a directory whose names are starts of windows, ns since 1970, in their order.
+fn lists(directory: &Path) -> Vec<(u64, PathBuf)> {
+    let entries = fs::read_dir(directory).into_iter().flatten().flatten();
+    let start_ns = |name: &std::ffi::OsStr| name.to_str()?.parse().ok();
+    let mut lists: Vec<(u64, PathBuf)> =
+        entries.filter_map(|entry| Some((start_ns(&entry.file_name())?, entry.path()))).collect();
+    lists.sort_unstable();
+    lists
+}
+
+fn remove_file(path: &Path) -> Result<(), Error> {
+    fs::remove_file(path).map_err(|error| Error::file("remove", path, error))
 }
 
 /// Returns the name of a recording: that of its file without the ending.
@@ -377,6 +464,38 @@ mod tests {
         assert_eq!(spool.state.dropped_windows, 2);
         assert_eq!(spool.begin(window(14)).unwrap().window.dropped_windows, 2);
         assert_eq!(spool.begin(window(15)).unwrap().window.dropped_windows, 0, "counted once");
+    }
+
+    #[test]
+    fn stacks_are_known_in_later_windows_of_the_day_to_lakes_that_have_the_window() {
+        let directory = tempfile::tempdir().unwrap();
+        let mut spool = open(directory.path()).unwrap();
+        let lakes = |names: &[&str]| names.iter().map(|name| (*name).to_owned()).collect();
+        spool.set_lakes(lakes(&["a", "b"])).unwrap();
+        let [first, second, third] = [49, 50, 72].map(|hour| spool.begin(window(hour)).unwrap());
+        second.write_progress(STAGED_LAKE, &WindowProgress::default()).unwrap();
+        fs::write(first.new_stacks(), "12345678").unwrap();
+        assert_eq!(second.known_stacks(), Vec::<PathBuf>::new(), "a lake may not have the window");
+        spool.complete(&first).unwrap();
+        assert!(!first.directory.exists());
+        let known = second.known_stacks();
+        assert_eq!(known.len(), 1);
+        assert_eq!(fs::read(&known[0]).unwrap(), b"12345678");
+        assert_eq!((first.known_stacks(), third.known_stacks()), (vec![], vec![]), "itself, and another day");
+        // What leaves out a lake leaves no stack out.
+        spool.set_lakes(lakes(&["b"])).unwrap();
+        assert!(second.known_stacks() == known && second.is_done(STAGED_LAKE).unwrap());
+        spool.set_lakes(lakes(&["a", "b"])).unwrap();
+        assert!(second.known_stacks().is_empty() && !second.is_done(STAGED_LAKE).unwrap());
+        fs::write(second.new_stacks(), "").unwrap();
+        spool.complete(&second).unwrap();
+        assert_eq!(spool.lists().len(), 1);
+        let hostile = spool.begin(window(51)).unwrap();
+        File::create(hostile.new_stacks()).unwrap().set_len(KnownStacks::LONGEST_LIST + 1).unwrap();
+        spool.complete(&hostile).unwrap();
+        assert!(!hostile.directory.exists() && spool.lists().len() == 1, "too long to be kept");
+        spool.complete(&third).unwrap();
+        assert_eq!(spool.lists(), [], "the day is over");
     }
 
     #[test]

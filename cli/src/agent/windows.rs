@@ -121,13 +121,16 @@ impl Agent<'_> {
                 }
                 ended.push((window, totals));
             }
-            sink.start(now, |path| recorded.iter().any(|recorded| recorded == path))?;
         }
         for (window, totals) in ended {
             match totals {
                 Some(totals) => self.sent(&window, totals)?,
                 None => self.counters.failed += 1,
             }
+        }
+        // Stacks of a window that has ended are known to the next one.
+        for sink in &mut self.sinks {
+            sink.start(now, |path| recorded.iter().any(|recorded| recorded == path))?;
         }
         Ok(())
     }
@@ -155,7 +158,7 @@ impl Agent<'_> {
             return Ok(());
         }
         self.sinks.iter_mut().for_each(|sink| sink.forget(window));
-        window.remove()
+        self.spool.complete(window)
     }
 
     /// Drops the oldest windows if the spool is too large.

@@ -2,6 +2,7 @@
 //! an earlier agent has left, so that no virtual machine is needed.
 
 mod otlp;
+mod stacks;
 mod stores;
 #[path = "../support/mod.rs"]
 mod support;
@@ -48,15 +49,19 @@ impl TestSpool {
         self.0.path().join("lake")
     }
 
-    /// Adds a window with a machine for each name; returns its directory.
-    fn add(&self, hour: u64, machines: &[&str]) -> PathBuf {
-        let window = LakeWindow {
+    fn window(hour: u64) -> LakeWindow {
+        LakeWindow {
             host: "alpha".to_owned(),
             start_unix_ns: (FIRST + hour) * HOUR_NS,
             length_ns: HOUR_NS,
             inclusion: 0.5,
             dropped_windows: 0,
-        };
+        }
+    }
+
+    /// Adds a window with a machine for each name; returns its directory.
+    fn add(&self, hour: u64, machines: &[&str]) -> PathBuf {
+        let window = Self::window(hour);
         let directory = self.path().join(window.name());
         fs::create_dir_all(&directory).unwrap();
         serde_json::to_writer(File::create(directory.join("window.json")).unwrap(), &window).unwrap();

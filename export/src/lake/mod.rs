@@ -6,14 +6,16 @@
 //! v1/stacks/day=2026-11-23/hour=09/HOST-20261123T09-0.parquet    and vcpus, tasks, vms
 //! ```
 //!
-//! A file's name depends on host and window alone, so that writing it again replaces it. docs/fleet.md has
-//! the columns. All engines agree on the four types in use: 64-bit numbers, fractions, texts, times in UTC.
+//! A file's name depends on host and window alone, so that writing it again replaces it. A stack is in one
+//! file of each host and day ([`KnownStacks`]). docs/fleet.md has the columns. All engines agree on the four
+//! types in use: 64-bit numbers, fractions, texts, times in UTC.
 //!
 //! Profiles are read one after the other, each in memory as a [`Recording`]. What a hostile guest can make up
 //! is bounded: lengths of names and stacks, and rows per machine; what is beyond that is in rows named
 //! [`OTHER`].
 
 mod keys;
+mod known;
 mod rows;
 mod samples;
 mod stacks;
@@ -22,7 +24,7 @@ mod tasks;
 mod tests;
 mod window;
 
-use std::collections::{BTreeMap, HashSet};
+use std::collections::BTreeMap;
 use std::fs::{self, File};
 use std::io::{self, Write};
 use std::path::Path;
@@ -41,6 +43,7 @@ use samples::SampleSums;
 use stacks::StackTexts;
 use tasks::TaskSums;
 
+pub use known::KnownStacks;
 pub use window::{HOUR_NS, LakeTable, LakeWindow, identity};
 
 /// Version of the tables' columns and of their meaning.
@@ -51,8 +54,6 @@ pub const OTHER: &str = "[other]";
 
 /// Rows of a machine in tables `samples` and `tasks`, each, at most.
 const MOST_ROWS: usize = 50_000;
-/// Stacks that are known to be in the file already, at most.
-const MOST_STACKS: usize = 1 << 21;
 
 /// A virtual machine in a window.
 #[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
@@ -98,8 +99,8 @@ pub struct LakeWriter<W: Write + Send> {
     vcpus: TableWriter<W>,
     tasks: TableWriter<W>,
     vms: TableWriter<W>,
-    /// Stacks that are in the file.
-    written: HashSet<i64>,
+    /// Stacks that are not written.
+    known: KnownStacks,
 }
 
 impl<W: Write + Send> std::fmt::Debug for LakeWriter<W> {
@@ -182,9 +183,9 @@ impl LakeWriter<File> {
     ///
     /// # Errors
     /// A file or its directory cannot be made.
-    pub fn create(window: LakeWindow, lake: &Path) -> io::Result<Self> {
+    pub fn create(window: LakeWindow, known: KnownStacks, lake: &Path) -> io::Result<Self> {
         let paths = window.clone();
-        Self::new(window, |table| {
+        Self::new(window, known, |table| {
             let path = lake.join(paths.path(table));
             fs::create_dir_all(path.parent().unwrap_or(lake))?;
             File::create(path)
@@ -193,11 +194,16 @@ impl LakeWriter<File> {
 }
 
 impl<W: Write + Send> LakeWriter<W> {
-    /// Begins the files of a window, each in what `open` returns for it.
+    /// Begins the files of a window, each in what `open` returns for it. Stacks that are `known` are left
+    /// out: other files of the day have them.
     ///
     /// # Errors
     /// An output cannot be opened or written to.
-    pub fn new(window: LakeWindow, mut open: impl FnMut(LakeTable) -> io::Result<W>) -> io::Result<Self> {
+    pub fn new(
+        window: LakeWindow,
+        known: KnownStacks,
+        mut open: impl FnMut(LakeTable) -> io::Result<W>,
+    ) -> io::Result<Self> {
         let metadata = [
             ("vprof.version", env!("CARGO_PKG_VERSION").to_owned()),
             ("vprof.lake", LAKE_VERSION.to_string()),
@@ -218,7 +224,7 @@ impl<W: Write + Send> LakeWriter<W> {
             vcpus: begin::<VcpuRow<'_>, W>(&mut open, LakeTable::Vcpus, facts(LakeTable::Vcpus, &["vm"]))?,
             tasks: begin::<TaskRow<'_>, W>(&mut open, LakeTable::Tasks, facts(LakeTable::Tasks, &["vm"]))?,
             vms: begin::<VmRow<'_>, W>(&mut open, LakeTable::Vms, facts(LakeTable::Vms, &["vm"]))?,
-            written: HashSet::new(),
+            known,
             window,
         })
     }
@@ -262,13 +268,9 @@ impl<W: Write + Send> LakeWriter<W> {
             totals.samples += sum.samples;
             totals.weight_ns += sum.weight_ns;
             totals.other_samples += if sum.is_other() { sum.samples } else { 0 };
-            if self.written.contains(&sum.stack) {
-                continue;
+            if self.known.add(sum.stack) {
+                stacks.push(sum.stack);
             }
-            if self.written.len() < MOST_STACKS {
-                self.written.insert(sum.stack);
-            }
-            stacks.push(sum.stack);
         }
         // Stacks with the same callers next to each other take a twentieth less.
         stacks.sort_by_cached_key(|number| texts.callers(*number));
@@ -306,18 +308,19 @@ impl<W: Write + Send> LakeWriter<W> {
         Ok(())
     }
 
-    /// Ends the files, and returns what they were written to.
+    /// Ends the files. Returns what they were written to, and the stacks that a lake with them has.
     ///
     /// # Errors
     /// An output cannot be written to.
-    pub fn finish(self) -> io::Result<[(LakeTable, W); 5]> {
-        Ok([
+    pub fn finish(self) -> io::Result<([(LakeTable, W); 5], KnownStacks)> {
+        let files = [
             (LakeTable::Samples, self.samples.finish()?),
             (LakeTable::Stacks, self.stacks.finish()?),
             (LakeTable::Vcpus, self.vcpus.finish()?),
             (LakeTable::Tasks, self.tasks.finish()?),
             (LakeTable::Vms, self.vms.finish()?),
-        ])
+        ];
+        Ok((files, self.known))
     }
 }
 

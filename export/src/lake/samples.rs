@@ -126,6 +126,7 @@ impl SampleSums {
         let mut sums = Self { programs, rows: Vec::new() };
         // Each key is different, so the order is that of the content, and the same for each attempt.
         rows.sort_by(|a, b| sums.order(recording, a).cmp(&sums.order(recording, b)));
+        round_times(&mut rows);
         sums.rows = rows;
         sums
     }
@@ -209,6 +210,24 @@ impl SampleSums {
     }
 }
 
+/// Rounds times to multiples of 2^n ns, of which a sample's mean time has 32 to 64: exact times would be
+/// a quarter of a file's bytes. What is rounded off is in the next row's time, so that sums of consecutive
+/// rows, as of a program or of a function in it, are wrong by one multiple at most.
+fn round_times(rows: &mut [SampleSum]) {
+    let (samples, sum_ns) =
+        rows.iter().fold((0, 0.0), |(samples, ns), row| (samples + row.samples, ns + row.weight_ns));
+    let multiple_ns = (sum_ns / samples as f64 / 32.0).log2().floor().exp2();
+    if !multiple_ns.is_normal() {
+        return;
+    }
+    let mut rest_ns = 0.0;
+    for row in rows {
+        let exact_ns = row.weight_ns + rest_ns;
+        row.weight_ns = ((exact_ns / multiple_ns).round() * multiple_ns).max(0.0);
+        rest_ns = exact_ns - row.weight_ns;
+    }
+}
+
 /// Returns one sum for each mode.
 fn others(rest: &[SampleSum]) -> Vec<SampleSum> {
     let mut others: Vec<SampleSum> = Vec::new();
@@ -240,4 +259,53 @@ fn place(recording: &Recording, sample: &RecordedSample) -> Option<InnermostPlac
         line: entry.line,
         address: nameless.then_some(frame.address),
     })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn rows(times_ns: &[f64]) -> Vec<SampleSum> {
+        let row = |weight_ns: &f64| SampleSum {
+            key: None,
+            mode: Mode::User,
+            stack: 0,
+            samples: 1,
+            weight_ns: *weight_ns,
+        };
+        times_ns.iter().map(row).collect()
+    }
+
+    #[test]
+    fn rounded_times_are_few_and_sums_of_consecutive_rows_are_right() {
+        // 19 Hz; vCPUs are in the guest for a part of their time that changes.
+        let exact: Vec<f64> =
+            (0..1_000).map(|n| 52_631_579.0 * (0.9 + f64::from(n * 7 % 101) / 1_000.0)).collect();
+        let mut rounded = rows(&exact);
+        round_times(&mut rounded);
+        let multiple_ns = f64::from(1 << 20);
+        let values: std::collections::BTreeSet<u64> =
+            rounded.iter().map(|row| row.weight_ns.to_bits()).collect();
+        assert!(
+            values.len() < 8 && rounded.iter().all(|row| row.weight_ns % multiple_ns == 0.0),
+            "{values:?}"
+        );
+        for (from, to) in [(0, 1_000), (0, 1), (17, 19), (400, 777)] {
+            let sum: f64 = rounded[from..to].iter().map(|row| row.weight_ns).sum();
+            let right: f64 = exact[from..to].iter().sum();
+            assert!((sum - right).abs() <= multiple_ns, "{from}..{to}: {sum} {right}");
+        }
+    }
+
+    #[test]
+    fn rows_without_time_stay_without() {
+        for times in [&[][..], &[0.0, 0.0], &[f64::NAN]] {
+            let mut rounded = rows(times);
+            round_times(&mut rounded);
+            assert!(rounded.iter().zip(times).all(|(row, time)| row.weight_ns.to_bits() == time.to_bits()));
+        }
+        let mut rounded = rows(&[0.4, 0.0, 0.0, 100.0]);
+        round_times(&mut rounded);
+        assert!(rounded.iter().all(|row| row.weight_ns >= 0.0));
+    }
 }

@@ -32,11 +32,13 @@ impl Source {
         let opened = Profile::open(path)?;
         let mut profile = LakeProfile::read(&opened)?;
         let samples = std::mem::take(&mut profile.recording.samples);
-        let about = &profile.recording.about;
-        ensure!(!samples.is_empty() && about.rate_hz > 0.0, "{} has no samples", path.display());
-        let hours = about.duration_ns.max(1) as f64 / HOUR_NS as f64;
-        let weight = about.rate_hz / RATE_HZ;
-        let mean = 1.0 / weight / hours;
+        let ticks = profile.ticks() as f64;
+        ensure!(!samples.is_empty() && ticks > 0.0, "{} has no samples", path.display());
+        // Sampling may have been off for a part of the run.
+        let mean = RATE_HZ * 3_600.0 / ticks;
+        let busy_ns = HOUR_NS as f64 * samples.len() as f64 / ticks;
+        let sampled_ns: f64 = samples.iter().map(|sample| sample.weight_ns).sum();
+        let weight = busy_ns / (sampled_ns * mean);
         Ok(Self { profile, samples, times: Poisson::new(mean)?, weight })
     }
 

@@ -147,9 +147,14 @@ impl LakeProfile {
         self.stat.vcpus.iter().map(|vcpu| vcpu.lost).sum()
     }
 
+    /// Returns the ticks that were served.
+    pub fn ticks(&self) -> u64 {
+        self.stat.vcpus.iter().map(|vcpu| vcpu.samples).sum()
+    }
+
     /// Returns ticks per second and vCPU, as they were served.
     fn rate_hz(&self) -> f64 {
-        let ticks: u64 = self.stat.vcpus.iter().map(|vcpu| vcpu.samples).sum();
+        let ticks = self.ticks();
         let wall_ns: u64 = self.stat.vcpus.iter().map(|vcpu| vcpu.wall_ns).sum();
         if wall_ns == 0 { 0.0 } else { ticks as f64 / (wall_ns as f64 / 1e9) }
     }

@@ -29,6 +29,7 @@ static u64 memory_bytes;
 static struct target the_target;
 static struct record the_record;
 static struct notes the_notes;
+static struct note the_note;
 static struct plan the_plan;
 
 static void *lookup(void *map, const void *key)
@@ -39,7 +40,7 @@ static void *lookup(void *map, const void *key)
 	if (*(const u32 *)key != 0)
 		return 0;
 	return map == &targets ? (void *)&the_target : map == &records ? (void *)&the_record :
-	       map == &notes   ? (void *)&the_notes  : 0;
+	       map == &notes   ? (void *)&the_notes  : map == &note_rows ? (void *)&the_note : 0;
 }
 
 static long read_user(void *into, u32 bytes, u64 from)
@@ -113,9 +114,9 @@ int main(int count, char **arguments)
 		copy_memory(0);
 		copy_frames(0);
 		if (count == 3) {
-			memset(&the_notes, 0, sizeof(the_notes));
+			memset(&the_note, 0, sizeof(the_note));
 			note_task(0);
-			if (fwrite(the_notes.note, sizeof(struct note), 1, stdout) != 1)
+			if (fwrite(&the_note, sizeof(the_note), 1, stdout) != 1)
 				return 1;
 		} else if (fwrite(&the_record, sizeof(the_record), 1, stdout) != 1)
 			return 1;

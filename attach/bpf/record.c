@@ -467,9 +467,9 @@ struct note {
 	u8 data[NOTE_BYTES + NOTE_PART];
 };
 
-// Notes of a vCPU. Written like its course.
+// Notes of a vCPU, without the notes. Written like its course.
 struct notes {
-	// Number of notes that are complete; the next one is being written.
+	// Number of notes that are complete; the next one is being written. Note n is row n % NOTES of the vCPU.
 	u64 written;
 	// Begin of the present second, notes in it, and logarithm of the number of exits that each is for.
 	u64 window_ns;
@@ -481,7 +481,6 @@ struct notes {
 	// There was no room for its note.
 	u32 lost;
 	u32 unused;
-	struct note note[NOTES];
 };
 
 // Stack of a vCPU's thread in the host: addresses, the innermost one first.
@@ -603,6 +602,15 @@ SEC("maps") struct bpf_map_def notes = {
 	.type = MAP_TYPE_ARRAY,
 	.key_size = 4,
 	.value_size = sizeof(struct notes),
+	.max_entries = 1,
+	.map_flags = MAP_MMAPABLE,
+};
+
+// NOTES rows for each vCPU.
+SEC("maps") struct bpf_map_def note_rows = {
+	.type = MAP_TYPE_ARRAY,
+	.key_size = 4,
+	.value_size = sizeof(struct note),
 	.max_entries = 1,
 	.map_flags = MAP_MMAPABLE,
 };
@@ -1434,6 +1442,13 @@ INLINE u32 bucket(u64 ns)
 	return (power - LEAST_BITS) * 8 + (ns >> (power - 3) & 7) + 1;
 }
 
+// Returns the note that is being written, or comes next.
+INLINE struct note *next_note(u32 index, struct notes *noted)
+{
+	u32 row = index * NOTES + (noted->written & (NOTES - 1));
+	return map_lookup(&note_rows, &row);
+}
+
 // Ends the note of an exit that took `ns`, if it has one.
 INLINE void end_note(u32 index, struct exit_row *exit, u64 ns)
 {
@@ -1450,12 +1465,12 @@ INLINE void end_note(u32 index, struct exit_row *exit, u64 ns)
 		exit->unnoted_ns += weight * ns;
 		return;
 	}
-	u64 at = noted->written;
-	HIDE(at);
-	at &= NOTES - 1;
-	noted->note[at].key = exit->key;
-	noted->note[at].ns = ns;
-	noted->note[at].weight = weight;
+	struct note *note = next_note(index, noted);
+	if (!note)
+		return;
+	note->key = exit->key;
+	note->ns = ns;
+	note->weight = weight;
 	// vprof reads the note from here on. x86 keeps the order of stores.
 	asm volatile("" ::: "memory");
 	noted->written++;
@@ -1512,11 +1527,9 @@ GLOBAL u64 note_part(u32 index, u64 phys, u64 bytes)
 {
 	struct target *target = map_lookup(&targets, &index);
 	struct notes *noted = map_lookup(&notes, &index);
-	if (!target || !noted)
+	struct note *note = noted ? next_note(index, noted) : 0;
+	if (!target || !note)
 		return 0;
-	u64 at = noted->written;
-	HIDE(at);
-	struct note *note = &noted->note[at & (NOTES - 1)];
 	u64 from = host_address(target, phys, bytes);
 	u64 parts = note->parts;
 	u64 used = note->bytes;
@@ -1578,11 +1591,9 @@ GLOBAL u64 note_guest(u32 index, u64 now)
 {
 	struct target *target = map_lookup(&targets, &index);
 	struct notes *noted = map_lookup(&notes, &index);
-	if (!target || !noted)
+	struct note *note = noted ? next_note(index, noted) : 0;
+	if (!target || !note)
 		return 0;
-	u64 at = noted->written;
-	HIDE(at);
-	struct note *note = &noted->note[at & (NOTES - 1)];
 	u64 vcpu = target->vcpu;
 	note->parts = 0;
 	note->bytes = 0;

@@ -100,6 +100,8 @@ impl PhysicalMemory for ExitNote {
 #[derive(Debug, Clone, Copy)]
 pub(crate) struct NotesView<'a> {
     notes: *const RawNotes,
+    rows: &'a ArrayMapping<RawNote>,
+    first_row: usize,
     taken: &'a AtomicU64,
     _area: &'a ArrayMapping<RawNotes>,
 }
@@ -107,10 +109,12 @@ pub(crate) struct NotesView<'a> {
 impl<'a> NotesView<'a> {
     pub(super) fn new(
         area: &'a ArrayMapping<RawNotes>,
+        rows: &'a ArrayMapping<RawNote>,
         taken: &'a ArrayMapping<AtomicU64>,
         index: usize,
     ) -> Option<Self> {
-        Some(Self { notes: area.element(index)?, taken: taken.number(index)?, _area: area })
+        let (notes, taken) = (area.element(index)?, taken.number(index)?);
+        Some(Self { notes, rows, first_row: index.checked_mul(NOTES)?, taken, _area: area })
     }
 
     /// Moves the notes that are complete to `into`. The first call lets the kernel note exits. No two threads
@@ -127,11 +131,10 @@ impl<'a> NotesView<'a> {
         // The program leaves notes out before it overwrites one that was not taken.
         while next != written {
             let place = usize::try_from(next).map_or(0, |next| next % NOTES);
-            // SAFETY: the note is in the mapping, aligned, and valid for all bit patterns; the place is in
-            // the array. The program writes it again after it was taken only.
-            let note =
-                unsafe { (&raw const (*self.notes).note).cast::<RawNote>().add(place).read_volatile() };
-            into.push(ExitNote(Box::new(note)));
+            let Some(note) = self.rows.element(self.first_row.saturating_add(place)) else { break };
+            // SAFETY: the note is in the mapping, aligned, and valid for all bit patterns. The program writes
+            // it again after it was taken only.
+            into.push(ExitNote(Box::new(unsafe { note.read_volatile() })));
             next = next.wrapping_add(1);
             if into.len() >= NOTES {
                 break;

@@ -20,8 +20,8 @@ use super::offsets::Vendor;
 use super::plans::{PlanTable, plans_for};
 use super::refusal::{BpfRefusal, host_refusal};
 use super::shared::{
-    EXITS, PAGE, RawCourse, RawExit, RawFile, RawHostStacks, RawNotes, RawOptions, RawRecord, RawTarget,
-    ThreadFinding,
+    EXITS, NOTES, PAGE, RawCourse, RawExit, RawFile, RawHostStacks, RawNote, RawNotes, RawOptions, RawRecord,
+    RawTarget, ThreadFinding,
 };
 
 /// The programs, made of attach/bpf/record.c by `cargo xtask bpf`.
@@ -55,11 +55,12 @@ pub(crate) struct KernelPrograms {
     courses: ArrayMapping<RawCourse>,
     exits: ArrayMapping<RawExit>,
     notes: ArrayMapping<RawNotes>,
+    note_rows: ArrayMapping<RawNote>,
     stacks: ArrayMapping<RawHostStacks>,
     taken: ArrayMapping<AtomicU64>,
     plans: Arc<PlanTable>,
     /// Stay open: programs that use them are loaded later.
-    _maps: [Map; 5],
+    _maps: [Map; 6],
     followed: Mutex<HashMap<MapData, u64, u32>>,
 }
 
@@ -92,6 +93,7 @@ impl KernelPrograms {
         // The kernel has no empty arrays.
         let count_if = |wanted: u32, count: usize| if wanted == 0 { 1 } else { count };
         let exit_rows = count_if(options.exits, vcpus.saturating_mul(EXITS));
+        let note_rows = count_if(options.exits, vcpus.saturating_mul(NOTES));
         let (with_exits, with_stacks) =
             (count_if(options.exits, vcpus), count_if(options.host_stacks, vcpus));
         let mut ebpf = EbpfLoader::new()
@@ -102,6 +104,7 @@ impl KernelPrograms {
             .map_max_entries("courses", elements)
             .map_max_entries("exits", number(exit_rows))
             .map_max_entries("notes", number(with_exits))
+            .map_max_entries("note_rows", number(note_rows))
             .map_max_entries("taken", number(with_exits))
             .map_max_entries("stacks", number(with_stacks))
             .map_max_entries("followed", elements)
@@ -115,11 +118,14 @@ impl KernelPrograms {
         let records = ArrayMapping::new(&map("records")?, vcpus)?;
         let peeked = Mutex::new(ArrayMapping::new(&map("peeked")?, 1)?);
         let plans = Arc::new(PlanTable::new(&map("plans")?, plans)?);
-        let maps = [map("courses")?, map("exits")?, map("notes")?, map("taken")?, map("stacks")?];
-        let [courses, exits, notes, taken, stacks] = &maps;
+        let names = ["courses", "exits", "notes", "note_rows", "taken", "stacks"];
+        let [courses, exits, notes, rows_of_notes, taken, stacks] = names.map(&mut map);
+        let maps = [courses?, exits?, notes?, rows_of_notes?, taken?, stacks?];
+        let [courses, exits, notes, rows_of_notes, taken, stacks] = &maps;
         let courses = ArrayMapping::new(courses, vcpus)?;
         let exits = ArrayMapping::new(exits, exit_rows)?;
         let notes = ArrayMapping::new(notes, with_exits)?;
+        let note_rows = ArrayMapping::new(rows_of_notes, note_rows)?;
         let taken = ArrayMapping::writable(taken, with_exits)?;
         let stacks = ArrayMapping::new(stacks, with_stacks)?;
         let followed = Mutex::new(HashMap::try_from(map("followed")?)?);
@@ -131,6 +137,7 @@ impl KernelPrograms {
             courses,
             exits,
             notes,
+            note_rows,
             stacks,
             taken,
             plans,
@@ -181,7 +188,7 @@ impl KernelPrograms {
 
     /// Returns the noted exits of a vCPU.
     pub(crate) fn notes(&self, index: usize) -> Option<NotesView<'_>> {
-        NotesView::new(&self.notes, &self.taken, index)
+        NotesView::new(&self.notes, &self.note_rows, &self.taken, index)
     }
 
     /// Returns the stacks of a vCPU's thread in the host.

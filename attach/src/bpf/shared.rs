@@ -380,14 +380,13 @@ pub(crate) struct RawNote {
     pub data: [u8; NOTE_BYTES],
 }
 
-/// `struct notes`: notes of a vCPU.
+/// `struct notes`: notes of a vCPU, which are [`NOTES`] rows of another array.
 #[repr(C)]
 pub(crate) struct RawNotes {
     /// Number of notes that are complete. Note number `n` is at `n` modulo [`NOTES`].
     pub written: u64,
     /// The program's own.
     pub state: [u64; 4],
-    pub note: [RawNote; NOTES],
 }
 
 /// `struct host_stack`: stack of a vCPU's thread in the host.
@@ -478,7 +477,7 @@ mod tests {
         let takers = TAKERS * (4 + 4 + 16 + 8 + 8);
         assert_eq!(size_of::<RawCourse>(), 14 * 8 + takers);
         assert_eq!(size_of::<RawNote>(), 7 * 8 + 6 * 4 + NOTE_PARTS * 16 + NOTE_BYTES);
-        assert_eq!(size_of::<RawNotes>(), 5 * 8 + NOTES * size_of::<RawNote>());
+        assert_eq!(size_of::<RawNotes>(), 5 * 8);
         assert_eq!(
             size_of::<RawHostStacks>(),
             2 * (2 * 8 + 2 * 4 + HOST_FRAMES * 8 + PT_REGS_WORDS * 8 + HOST_BYTES)

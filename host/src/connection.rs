@@ -77,9 +77,14 @@ pub(crate) unsafe fn inherited(number: RawFd) -> File {
 
 /// Leaves the signals that end a run to the parent. Called before there is another thread.
 pub(crate) fn leave_signals_to_parent() {
-    for signal in FOR_THE_PARENT {
+    ignore_signals(&FOR_THE_PARENT);
+}
+
+/// Ignores signals. Called before there is another thread.
+pub(crate) fn ignore_signals(signals: &[libc::c_int]) {
+    for signal in signals {
         // SAFETY: no other thread runs yet, and ignoring a signal installs no handler.
-        unsafe { libc::signal(signal, libc::SIG_IGN) };
+        unsafe { libc::signal(*signal, libc::SIG_IGN) };
     }
 }
 

@@ -25,7 +25,7 @@ use vmm::DiskMode;
 
 use crate::args::{AttachArgs, RecordingArgs};
 use crate::errors::{Error, ExitCode, UsageError};
-use crate::run::recording::{Recorded, Recording, Streams, random_seed};
+use crate::run::recording::{Recorded, Recording, random_seed};
 use watch::{WatchOutput, WatchSink};
 
 /// Runs the command.
@@ -62,8 +62,8 @@ pub fn command(args: &AttachArgs) -> Result<ExitCode, Error> {
     }
     let label = escaped(&vm.label).into_owned();
     let vm_label = label.clone();
-    let recorded = recording
-        .record(label, Streams::none(), |link, tables| profile(args, vm_label, half, link, tables))?;
+    let recorded =
+        recording.record(label, None, |link, tables| profile(args, vm_label, half, link, tables))?;
     conclude(args, recorded)
 }
 

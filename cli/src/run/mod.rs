@@ -101,7 +101,7 @@ pub fn once(args: &RunArgs, triggers: Vec<RunTrigger>) -> Result<Recorded, Error
     }
     plan.spec.meta.push(("cmdline".to_owned(), plan.spec.machine.cmdline.clone()));
     let image = shown(&args.image);
-    recording.record(image, streams, |link, tables| start(args, plan, &chosen, link, tables))
+    recording.record(image, Some(streams), |link, tables| start(args, plan, &chosen, link, tables))
 }
 
 /// Refuses what only a guest on KVM can have.

@@ -65,19 +65,14 @@ pub struct Streams {
     pub output: ConsoleTarget,
 }
 
-impl Streams {
-    /// Of a guest whose console is somebody else's.
-    pub fn none() -> Self {
-        Self { console: ConsoleTarget::None, keys: KeySource::None, output: ConsoleTarget::None }
-    }
-}
-
 /// Screens of the two streams.
 struct Screens {
     console: Arc<RunScreen>,
     output: Arc<RunScreen>,
     /// A command's errors are shown.
     errors: bool,
+    /// The guest has them.
+    has_streams: bool,
 }
 
 /// Result of a recording.
@@ -110,15 +105,20 @@ impl<'a> Recording<'a> {
     }
 
     /// Runs what `start` begins to its end, with its console, its progress and its control socket. `image` is
-    /// what it is called.
+    /// what it is called. The console of a guest without `streams` is another's.
     pub fn record<F: Future<Output = Result<Outcome, Error>>>(
         self,
         image: String,
-        streams: Streams,
+        streams: Option<Streams>,
         start: impl FnOnce(Link, live::SharedTables) -> F,
     ) -> Result<Recorded, Error> {
         let args = self.args;
-        let Streams { console, keys, output } = streams;
+        let has_streams = streams.is_some();
+        let Streams { console, keys, output } = streams.unwrap_or(Streams {
+            console: ConsoleTarget::None,
+            keys: KeySource::None,
+            output: ConsoleTarget::None,
+        });
         let console_on_stdout = matches!(console, ConsoleTarget::Stdout);
         let output_on_stdout = matches!(output, ConsoleTarget::Stdout);
         let progress = if args.quiet || args.top {
@@ -138,6 +138,7 @@ impl<'a> Recording<'a> {
             output: Arc::new(RunScreen::new(output, ProgressMode::Off)),
             console: Arc::new(RunScreen::new(console, progress)),
             errors: output_on_stdout,
+            has_streams,
         };
         let before = file_identity(&args.output);
         let outcome = run_to_end(args, image, (&screens, keys), start);
@@ -226,9 +227,9 @@ fn run_to_end<F: Future<Output = Result<Outcome, Error>>>(
     };
     let server = serve(args, run)?;
     let no_thread = |source| Error::System { action: "start a thread", source };
-    let shown = Arc::clone(screen);
-    let pump = console.pump(move |bytes| shown.console(bytes)).map_err(no_thread)?;
-    let output = CommandPumps::start(output, screens, read).map_err(no_thread)?;
+    // Threads that recordings of the machines of other VMMs, of which a host may have many, do without.
+    let pumps = screens.has_streams.then(|| StreamPumps::start(console, output, screens, read));
+    let pumps = pumps.transpose().map_err(no_thread)?;
     // Before raw mode: a signal without a handler would end this process and leave the terminal raw.
     let mut signals = {
         let _runtime = runtime.enter();
@@ -264,25 +265,34 @@ fn run_to_end<F: Future<Output = Result<Outcome, Error>>>(
         eprintln!("vprof: there was no live view: {failed}");
     }
     screen.release();
-    let last_lines = pump.last_lines(LAST_LINES);
-    finish_console(pump, screen, "console");
-    if stays {
-        runtime.block_on(output.wait(&mut signals));
+    let mut last_lines = Vec::new();
+    if let Some(StreamPumps { console, command }) = pumps {
+        last_lines = console.last_lines(LAST_LINES);
+        finish_console(console, screen, "console");
+        if stays {
+            runtime.block_on(wait_for_readers(&command, &mut signals));
+        }
+        command.into_iter().for_each(|pump| finish_console(pump, screen, "command"));
     }
-    output.0.into_iter().for_each(|pump| finish_console(pump, screen, "command"));
     outcome.map(|outcome| (outcome, last_lines, interrupted))
 }
 
-/// Threads that write the two streams of a command.
-struct CommandPumps([ConsolePump; 2]);
+/// Threads that write the console, and the two streams of a command.
+struct StreamPumps {
+    console: ConsolePump,
+    command: [ConsolePump; 2],
+}
 
-impl CommandPumps {
+impl StreamPumps {
     fn start(
-        output: [ConsoleReader; 2],
+        console: ConsoleReader,
+        command: [ConsoleReader; 2],
         screens: &Screens,
         read: tokio::sync::watch::Sender<BytesRead>,
     ) -> io::Result<Self> {
-        let [output, errors] = output;
+        let [output, errors] = command;
+        let screen = Arc::clone(&screens.console);
+        let console = console.pump(move |bytes| screen.console(bytes))?;
         let reported = read.clone();
         let screen = Arc::clone(&screens.output);
         let output = output.pump(move |bytes| {
@@ -296,16 +306,17 @@ impl CommandPumps {
             }
             read.send_modify(|read| read[OutputStream::Errors.index()] += bytes.len() as u64);
         })?;
-        Ok(Self([output, errors]))
+        Ok(Self { console, command: [output, errors] })
     }
+}
 
-    /// Waits until all is written, or for a signal: a reader such as a pager may take its time.
-    async fn wait(&self, signals: &mut Signals) {
-        while !self.0.iter().all(ConsolePump::is_finished) {
-            tokio::select! {
-                () = tokio::time::sleep(OUTPUT_CHECK) => {}
-                () = signals.next() => return,
-            }
+/// Waits until all output of a command is written, or for a signal: a reader such as a pager may take its
+/// time.
+async fn wait_for_readers(command: &[ConsolePump], signals: &mut Signals) {
+    while !command.iter().all(ConsolePump::is_finished) {
+        tokio::select! {
+            () = tokio::time::sleep(OUTPUT_CHECK) => {}
+            () = signals.next() => return,
         }
     }
 }

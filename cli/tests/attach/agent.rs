@@ -163,6 +163,31 @@ fn a_window_is_in_the_lake_and_the_next_agent_continues() {
     assert!(all == 1 && sum(&table(own, "samples"), "samples") >= counted || all > 1, "{messages}");
 }
 
+/// Returns the names of a process's threads but the first one, sorted.
+fn threads(pid: u32) -> Vec<String> {
+    let tasks = std::fs::read_dir(format!("/proc/{pid}/task")).unwrap().map(|task| task.unwrap());
+    let others = tasks.filter(|task| task.file_name().to_string_lossy() != pid.to_string());
+    let name = |task: std::fs::DirEntry| std::fs::read_to_string(task.path().join("comm")).unwrap();
+    let mut names: Vec<_> = others.map(|task| name(task).trim().to_owned()).collect();
+    names.sort();
+    names
+}
+
+#[test]
+fn a_recorder_has_no_threads_that_only_a_terminal_or_a_console_needs() {
+    run_as_vmm();
+    let name = name_of("threads");
+    let test = "agent::a_recorder_has_no_threads_that_only_a_terminal_or_a_console_needs";
+    let Some(_vm) = TestVm::start_named(test, "spin", &name) else { return };
+    let directory = tempfile::tempdir().unwrap();
+    let agent = TestAgent::start(agent(directory.path(), &name, &["--window", "10m"]));
+    recording(directory.path());
+    let recorder = child_of(child_of(agent.0.id()));
+    assert_eq!(threads(recorder), ["vprof-control"]);
+    let of_half = ["attach", "attached 0", "attached 1", "collector", "finder", "vprof-port"];
+    assert_eq!(threads(child_of(recorder)), of_half);
+}
+
 #[test]
 fn a_hangup_starts_the_agent_again_in_the_same_window() {
     run_as_vmm();

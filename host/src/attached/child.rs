@@ -29,7 +29,7 @@ use super::{
     LoweredRate, MemoryAnswer, ProfileSpec,
 };
 use crate::connection::{
-    ChildError, Connection, ConnectionSink, forward, inherited, leave_signals_to_parent, obey,
+    ChildError, Connection, ConnectionSink, forward, ignore_signals, inherited, leave_signals_to_parent, obey,
 };
 use crate::guest::{GuestError, Inputs, watch};
 use crate::heap;
@@ -62,7 +62,7 @@ pub fn main(job: RawFd) -> io::Result<()> {
     let mut text = Vec::new();
     // SAFETY: the descriptor is this process's own, and nothing else here uses it.
     let job = unsafe { inherited(job) }.read_to_end(&mut text).map_err(ChildError::from);
-    run_job(job.and_then(|_| Ok(serde_json::from_slice(&text)?)))
+    run_job(job.and_then(|_| Ok(serde_json::from_slice(&text)?)), &STOPS)
 }
 
 /// Runs a job whose descriptors are this process's own, in a process with one thread, and sends its outcome
@@ -71,10 +71,13 @@ pub fn main(job: RawFd) -> io::Result<()> {
 /// # Errors
 /// The connection is closed.
 pub(super) fn run(job: AttachJob) -> io::Result<()> {
-    run_job(Ok(job))
+    // No terminal has it: there is nothing to do, and no thread to do it.
+    ignore_signals(&STOPS);
+    run_job(Ok(job), &[])
 }
 
-fn run_job(job: Result<AttachJob, ChildError>) -> io::Result<()> {
+/// Runs a job. A terminal stops this process by the signals `stops`.
+fn run_job(job: Result<AttachJob, ChildError>, stops: &[libc::c_int]) -> io::Result<()> {
     leave_signals_to_parent();
     heap::give_back_at_once();
     let connection = Connection::of_stdin();
@@ -90,6 +93,9 @@ fn run_job(job: Result<AttachJob, ChildError>) -> io::Result<()> {
             return connection.send(&answer(prepared.found.machine, rows, smaps.as_ref()));
         }
     };
+    if let Err(error) = prepared.found.machine.job_control().install(stops) {
+        return connection.send(&ChildError::from(error).message());
+    }
     let message = match profile(*spec, prepared.found, prepared.means, &connection) {
         Ok(outcome) => FromHost::End(outcome),
         Err(error) => error.message(),
@@ -384,7 +390,6 @@ fn profile(
 ) -> Result<Outcome, ChildError> {
     let ProfileMeans { files, wall, runtime } = means;
     let FoundMachine { mut machine, vm, by, engine, not_had, mut notes, counts, host_names } = found;
-    machine.job_control().install(&STOPS)?;
     let (own_side, watcher) = link();
     let Watcher { stop, input, control, console: _, output: _, read, phase, notes: _ } = watcher;
     let reader = connection.reader()?;

@@ -19,6 +19,8 @@ use crate::stage::Stage;
 /// Lead of the process's clock over this one's that shows that it has jumped: more than rows are ever
 /// delayed.
 const CLOCK_LEAD: Duration = Duration::from_secs(10);
+/// Bytes that are read at once. A host may have many processes that each keep such a buffer.
+const READ: usize = 16 << 10;
 
 /// Stage of a run in another process, by the messages so far.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
@@ -124,7 +126,7 @@ impl Relay {
     pub(crate) async fn talk(&mut self, mut port: UnixStream, link: &mut Link) -> Result<Outcome, RelayEnd> {
         let (mut reader, mut writer) = port.split();
         let mut decoder = Decoder::default();
-        let mut buffer = vec![0; 256 << 10];
+        let mut buffer = vec![0; READ];
         let mut outgoing: Vec<u8> = Vec::new();
         let (mut stopping, mut input_open, mut control_open) = (*link.stop.borrow(), true, true);
         if stopping {

@@ -22,9 +22,11 @@ const RESERVES_BYTES: usize = 128 << 20;
 /// Seconds of stacks that a pool and its reserve hold, as far as memory allows.
 const RESERVE_SECONDS: f64 = 2.0;
 /// The smallest pool, stacks: at low rates the collector takes each one at once.
-const POOL_LEAST: usize = 3;
-/// The smallest ring, records.
-const RING_LEAST: usize = 256;
+const POOL_LEAST: usize = 1;
+/// The smallest reserve, stacks.
+const RESERVE_LEAST: usize = 2;
+/// The smallest ring, records: some rounds of the collector at a rate that was raised meanwhile.
+const RING_LEAST: usize = 64;
 
 /// Sizes of the queues of one vCPU.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -48,7 +50,8 @@ impl QueueCapacity {
         }
         let most = share(POOLS_BYTES, StackCopy::BYTES).max(POOL_LEAST);
         let pool = samples(rate_hz, POOL_SECONDS).clamp(POOL_LEAST, most);
-        let reserve = samples(rate_hz, RESERVE_SECONDS).min(share(RESERVES_BYTES, StackCopy::BYTES));
+        let most = share(RESERVES_BYTES, StackCopy::BYTES).max(RESERVE_LEAST);
+        let reserve = samples(rate_hz, RESERVE_SECONDS).clamp(RESERVE_LEAST, most);
         Self { ring, pool, reserve }
     }
 }
@@ -68,6 +71,13 @@ mod tests {
     use super::*;
 
     #[test]
+    fn queues_at_the_rate_of_an_agent_are_small() {
+        let capacity = QueueCapacity::new(19.0, 1, 127);
+        assert_eq!(capacity, QueueCapacity { ring: 76, pool: 1, reserve: 38 });
+        assert_eq!(QueueCapacity::new(0.1, 1, 127).reserve, RESERVE_LEAST);
+    }
+
+    #[test]
     fn rings_hold_seconds_and_stay_within_memory() {
         assert_eq!(QueueCapacity::new(1_000.0, 2, 0).ring, 4_000);
         for rate in [f64::NAN, -1.0, 0.0, 1.0] {
@@ -77,6 +87,7 @@ mod tests {
             let QueueCapacity { ring, pool, reserve } = QueueCapacity::new(f64::INFINITY, vcpus, 127);
             assert!(pool >= POOL_LEAST);
             assert!(vcpus > 32 || pool * StackCopy::BYTES * usize::from(vcpus) <= POOLS_BYTES);
+            assert!(reserve >= RESERVE_LEAST);
             assert!(reserve * StackCopy::BYTES * usize::from(vcpus) <= RESERVES_BYTES);
             assert!(
                 ring >= RING_LEAST && ring * size_of::<SampleMessage>() * usize::from(vcpus) <= RINGS_BYTES

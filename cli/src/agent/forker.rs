@@ -44,6 +44,9 @@ pub const COMMAND: &str = "agent-recorders";
 const WORDS: u64 = 4 << 10;
 /// Variables of the environment that recorders have.
 const VARIABLES: [&str; 5] = ["PATH", "TMPDIR", "XDG_RUNTIME_DIR", "LANG", "RUST_BACKTRACE"];
+/// Setting of glibc's heap: no thread keeps free memory for itself, which would add up over all recorders'
+/// threads. The C library has no other way to set it, and programs with another one ignore it.
+const HEAP: (&str, &str) = ("GLIBC_TUNABLES", "glibc.malloc.tcache_count=0");
 /// Options of all recorders. A reading of the guest's memory by holder takes some ms of CPU, a scan of all
 /// tasks a millisecond or so where there are a thousand; reasons of exits are in no table of a lake.
 const OPTIONS: [&str; 7] =
@@ -153,6 +156,7 @@ impl RecorderForker {
         // Defaults of `vprof attach` in a configuration are not for the agent's windows.
         command.arg(COMMAND).env_clear().env("VPROF_CONFIG", "");
         command.envs(VARIABLES.iter().filter_map(|name| Some((*name, std::env::var_os(name)?))));
+        command.env(HEAP.0, HEAP.1);
         command.stdin(Stdio::from(OwnedFd::from(theirs))).stdout(Stdio::null());
         // Ctrl-C is for the agent, which then ends its recorders.
         command.process_group(0);

@@ -158,9 +158,12 @@ impl RecordingArgs {
         if let Some(bytes) = self.max_size {
             writer = writer.limited_to(bytes);
         }
+        let failed = |SinkError(reason)| CreateError::Database { path: self.output.clone(), reason };
+        if self.rare_writes {
+            writer = writer.keeping_few_pages().map_err(failed)?;
+        }
         if let Some(name) = hostname() {
             let batch = Batch { meta: vec![(HOSTNAME.to_owned(), name)], ..Batch::default() };
-            let failed = |SinkError(reason)| CreateError::Database { path: self.output.clone(), reason };
             writer.write(&batch).map_err(failed)?;
         }
         Ok(writer)

@@ -1,5 +1,6 @@
 //! A lake of many hosts, made of a few real profiles.
 
+use std::ops::Range;
 use std::path::{Path, PathBuf};
 
 use anyhow::{Context, ensure};
@@ -80,24 +81,28 @@ fn write_part(
 ) -> anyhow::Result<()> {
     let mut sources: Vec<Source> =
         profiles.iter().map(|path| Source::read(path)).collect::<Result<_, _>>()?;
-    let mut known = KnownStacks::default();
-    for number in (0..host_hours).filter(|number| number / HOURS % step == first) {
-        let (host, hour) = (number / HOURS, number % HOURS);
-        let mut rng = ChaCha8Rng::seed_from_u64(number);
+    for host in (0..host_hours.div_ceil(HOURS)).filter(|host| host % step == first) {
         // A host has the same programs in each hour.
-        let mut which = ChaCha8Rng::seed_from_u64(host);
-        let place = which.random_range(0..sources.len());
-        let profile = sources.get_mut(place).context("no profile")?.draw(&mut rng);
+        let place = ChaCha8Rng::seed_from_u64(host).random_range(0..sources.len());
+        let source = sources.get_mut(place).context("no profile")?;
+        let numbers = host * HOURS..host_hours.min((host + 1) * HOURS);
+        write_host(lake, (host, numbers), source)?;
+    }
+    Ok(())
+}
+
+/// Writes hours of a host, which have these numbers in the lake.
+fn write_host(lake: &Path, (host, numbers): (u64, Range<u64>), source: &mut Source) -> anyhow::Result<()> {
+    let mut known = KnownStacks::default();
+    for number in numbers {
+        let profile = source.draw(&mut ChaCha8Rng::seed_from_u64(number));
         let window = LakeWindow {
             host: format!("host-{host:06}"),
-            start_unix_ns: (FIRST_HOUR + hour) * HOUR_NS,
+            start_unix_ns: (FIRST_HOUR + number % HOURS) * HOUR_NS,
             length_ns: HOUR_NS,
             inclusion: 1.0,
             dropped_windows: 0,
         };
-        if hour == 0 {
-            known = KnownStacks::default();
-        }
         let mut writer = LakeWriter::create(window, known, lake)?;
         let vm = LakeVm {
             id: format!("vm-{host:06}"),

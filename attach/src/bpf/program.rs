@@ -118,9 +118,8 @@ impl KernelPrograms {
         let records = ArrayMapping::new(&map("records")?, vcpus)?;
         let peeked = Mutex::new(ArrayMapping::new(&map("peeked")?, 1)?);
         let plans = Arc::new(PlanTable::new(&map("plans")?, plans)?);
-        let names = ["courses", "exits", "notes", "note_rows", "taken", "stacks"];
-        let [courses, exits, notes, rows_of_notes, taken, stacks] = names.map(&mut map);
-        let maps = [courses?, exits?, notes?, rows_of_notes?, taken?, stacks?];
+        let maps =
+            [map("courses")?, map("exits")?, map("notes")?, map("note_rows")?, map("taken")?, map("stacks")?];
         let [courses, exits, notes, rows_of_notes, taken, stacks] = &maps;
         let courses = ArrayMapping::new(courses, vcpus)?;
         let exits = ArrayMapping::new(exits, exit_rows)?;

@@ -70,7 +70,7 @@ fn enter_wall(spooled: &SpooledWindow, to: &SinkAddress) -> Result<(), Error> {
 
 /// Gives up all that making files of recordings does not need. These directories stay.
 fn enter_reader(spooled: &SpooledWindow, directories: &[&Path]) -> Result<(), Error> {
-    let lists = spooled.lists();
+    let lists = spooled.stacks_directory();
     let readable: Vec<&Path> = RANDOM.iter().map(Path::new).chain([lists.as_path()]).collect();
     wall::enter_worker(&readable, directories, false)?;
     Ok(())

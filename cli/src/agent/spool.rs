@@ -24,7 +24,7 @@ use std::io;
 use std::os::unix::fs::DirBuilderExt;
 use std::path::{Path, PathBuf};
 
-use export::lake::{HOUR_NS, KnownStacks, LakeVm, LakeWindow};
+use export::lake::{DAY_NS, KnownStacks, LakeVm, LakeWindow};
 use serde::de::DeserializeOwned;
 use serde::{Deserialize, Serialize};
 
@@ -38,7 +38,6 @@ const STATE: &str = "state.json";
 const TABLES: &str = "tables";
 const STACKS: &str = "stacks";
 const NEW_STACKS: &str = "new-stacks";
-const DAY_NS: u64 = 24 * HOUR_NS;
 /// Longest of these files, bytes.
 const LONGEST: u64 = 1 << 20;
 
@@ -303,7 +302,7 @@ impl SpooledWindow {
     }
 
     /// Returns the directory of lists of known stacks.
-    pub fn lists(&self) -> PathBuf {
+    pub fn stacks_directory(&self) -> PathBuf {
         self.directory.with_file_name(STACKS)
     }
 
@@ -311,7 +310,7 @@ impl SpooledWindow {
     pub fn known_stacks(&self) -> Vec<PathBuf> {
         let start_ns = self.window.start_unix_ns;
         let is_before = |list_ns: u64| list_ns < start_ns && list_ns / DAY_NS == start_ns / DAY_NS;
-        lists(&self.lists())
+        lists(&self.stacks_directory())
             .into_iter()
             .filter(|(list_ns, _)| is_before(*list_ns))
             .map(|(_, list)| list)

@@ -1,22 +1,23 @@
 //! Stacks are written once a day, where all lakes have them.
 
-use std::collections::BTreeSet;
-use std::fs::{self, File};
+use std::collections::{BTreeMap, BTreeSet};
+use std::fs;
 use std::path::Path;
 
 use export::lake::LakeTable;
-use parquet::file::reader::{FileReader as _, SerializedFileReader};
-use parquet::record::RowAccessor as _;
+use parquet::record::Field;
 
+use crate::support::parquet_rows;
 use crate::{SOON, TestSpool, eventually};
 
 /// Returns the numbers of stacks in a table of a window of the day's first hours in the test.
 fn stacks(lake: &Path, table: LakeTable, hour: u64) -> BTreeSet<i64> {
-    let window = TestSpool::window(hour);
-    let reader = SerializedFileReader::new(File::open(lake.join(window.path(table))).unwrap()).unwrap();
-    let schema = reader.metadata().file_metadata().schema_descr_ptr();
-    let place = schema.columns().iter().position(|column| column.name() == "stack").unwrap();
-    reader.get_row_iter(None).unwrap().map(|row| row.unwrap().get_long(place).unwrap()).collect()
+    let rows = parquet_rows(&lake.join(TestSpool::window(hour).path(table)));
+    let number = |row: &BTreeMap<String, Field>| match row["stack"] {
+        Field::Long(number) => number,
+        ref other => panic!("{other:?}"),
+    };
+    rows.iter().map(number).collect()
 }
 
 #[test]

@@ -1,15 +1,14 @@
 //! `vprof agent` on machines of this test, which it knows by their names.
 
 use std::collections::BTreeMap;
-use std::fs::File;
 use std::io::Read;
 use std::time::Instant;
 
 use nix::sys::signal::{Signal, kill};
 use nix::unistd::Pid;
-use parquet::file::reader::{FileReader, SerializedFileReader};
 use parquet::record::Field;
 
+use super::support::parquet_rows;
 use super::*;
 
 /// Time limit for an agent that waits for the begin of a window of ten minutes: half a minute, if too little
@@ -45,9 +44,13 @@ fn agent(directory: &Path, name: &str, arguments: &[&str]) -> Command {
     agent
 }
 
-/// Returns a name for a machine of this process.
-fn name_of(test: &str) -> String {
-    format!("{test}-{}", std::process::id())
+/// Starts a machine that spins, of a test with this path; returns it with its name, which begins with `name`,
+/// and a directory for agents.
+fn spinning(name: &str, test: &str) -> Option<(TestVm, String, tempfile::TempDir)> {
+    run_as_vmm();
+    let name = format!("{name}-{}", std::process::id());
+    let vm = TestVm::start_named(test, "spin", &name)?;
+    Some((vm, name, tempfile::tempdir().unwrap()))
 }
 
 /// Returns all files below a directory with this ending.
@@ -68,17 +71,7 @@ fn files(directory: &Path, ending: &str) -> Vec<PathBuf> {
 fn table(directory: &Path, name: &str) -> Vec<BTreeMap<String, Field>> {
     let found = files(&directory.join("lake/v1").join(name), "");
     let [path] = found.as_slice() else { panic!("{name}: {found:?}") };
-    rows(path)
-}
-
-/// Returns the rows of a file.
-fn rows(path: &Path) -> Vec<BTreeMap<String, Field>> {
-    let reader = SerializedFileReader::new(File::open(path).unwrap()).unwrap();
-    let rows = reader.get_row_iter(None).unwrap().map(|row| {
-        let row = row.unwrap();
-        row.get_column_iter().map(|(name, field)| (name.clone(), field.clone())).collect()
-    });
-    rows.collect()
+    parquet_rows(path)
 }
 
 /// Returns the begin and the end of a recording, µs since 1970.
@@ -118,11 +111,8 @@ fn await_second_recording(directory: &Path, first: &Path) {
 
 #[test]
 fn a_window_is_in_the_lake_and_the_next_agent_continues() {
-    run_as_vmm();
-    let name = name_of("lake");
     let test = "agent::a_window_is_in_the_lake_and_the_next_agent_continues";
-    let Some(_vm) = TestVm::start_named(test, "spin", &name) else { return };
-    let directory = tempfile::tempdir().unwrap();
+    let Some((_vm, name, directory)) = spinning("lake", test) else { return };
     let own = directory.path();
     let first =
         TestAgent::start(agent(own, &name, &["--window", "10m", "--label", "team=db", "--one-of", "1"]));
@@ -175,11 +165,8 @@ fn threads(pid: u32) -> Vec<String> {
 
 #[test]
 fn a_recorder_has_no_threads_that_only_a_terminal_or_a_console_needs() {
-    run_as_vmm();
-    let name = name_of("threads");
     let test = "agent::a_recorder_has_no_threads_that_only_a_terminal_or_a_console_needs";
-    let Some(_vm) = TestVm::start_named(test, "spin", &name) else { return };
-    let directory = tempfile::tempdir().unwrap();
+    let Some((_vm, name, directory)) = spinning("threads", test) else { return };
     let agent = TestAgent::start(agent(directory.path(), &name, &["--window", "10m"]));
     recording(directory.path());
     let recorder = child_of(child_of(agent.0.id()));
@@ -190,11 +177,8 @@ fn a_recorder_has_no_threads_that_only_a_terminal_or_a_console_needs() {
 
 #[test]
 fn a_hangup_starts_the_agent_again_in_the_same_window() {
-    run_as_vmm();
-    let name = name_of("hangup");
     let test = "agent::a_hangup_starts_the_agent_again_in_the_same_window";
-    let Some(_vm) = TestVm::start_named(test, "spin", &name) else { return };
-    let directory = tempfile::tempdir().unwrap();
+    let Some((_vm, name, directory)) = spinning("hangup", test) else { return };
     let own = directory.path();
     let agent = TestAgent::start(agent(own, &name, &["--window", "10m"]));
     let first = recording(own);
@@ -208,11 +192,8 @@ fn a_hangup_starts_the_agent_again_in_the_same_window() {
 
 #[test]
 fn a_killed_agent_stops_no_thread_and_the_next_one_writes_its_window() {
-    run_as_vmm();
-    let name = name_of("killed");
     let test = "agent::a_killed_agent_stops_no_thread_and_the_next_one_writes_its_window";
-    let Some(vm) = TestVm::start_named(test, "spin", &name) else { return };
-    let directory = tempfile::tempdir().unwrap();
+    let Some((vm, name, directory)) = spinning("killed", test) else { return };
     let own = directory.path();
     let first = TestAgent::start(agent(own, &name, &["--window", "1m", "--engine", "ptrace"]));
     let profile = recording(own);
@@ -237,11 +218,8 @@ fn a_killed_agent_stops_no_thread_and_the_next_one_writes_its_window() {
 
 #[test]
 fn recorders_begin_again_if_their_process_is_killed() {
-    run_as_vmm();
-    let name = name_of("again");
     let test = "agent::recorders_begin_again_if_their_process_is_killed";
-    let Some(_vm) = TestVm::start_named(test, "spin", &name) else { return };
-    let directory = tempfile::tempdir().unwrap();
+    let Some((_vm, name, directory)) = spinning("again", test) else { return };
     let own = directory.path();
     let agent = TestAgent::start(agent(own, &name, &["--window", "10m"]));
     let begun = Instant::now();
@@ -259,18 +237,16 @@ fn recorders_begin_again_if_their_process_is_killed() {
 
 #[test]
 fn the_next_window_begins_where_the_last_one_ends() {
-    run_as_vmm();
-    let name = name_of("follows");
     let test = "agent::the_next_window_begins_where_the_last_one_ends";
-    let Some(_vm) = TestVm::start_named(test, "spin", &name) else { return };
-    let directory = tempfile::tempdir().unwrap();
+    let Some((_vm, name, directory)) = spinning("follows", test) else { return };
     let own = directory.path();
     let agent = TestAgent::start(agent(own, &name, &["--window", "10s", "--engine", "bpf"]));
     let written = || files(&own.join("lake/v1/vms"), ".parquet");
     eventually("four windows", 2 * BEGIN, || (written().len() >= 4).then_some(()));
     agent.signal(Signal::SIGTERM);
     let (_, messages) = agent.end();
-    let mut spans: Vec<_> = written().iter().flat_map(|path| rows(path)).map(|vm| span(&vm)).collect();
+    let mut spans: Vec<_> =
+        written().iter().flat_map(|path| parquet_rows(path)).map(|vm| span(&vm)).collect();
     spans.sort_unstable();
     let gaps: Vec<_> = spans.iter().zip(&spans[1..]).map(|((_, end), (begin, _))| begin - end).collect();
     // Other tests use the CPUs. A recorder that starts after the end of the one before takes far longer. A
@@ -281,11 +257,8 @@ fn the_next_window_begins_where_the_last_one_ends() {
 
 #[test]
 fn a_machine_that_ends_has_its_recording_in_the_window_and_counters_are_served() {
-    run_as_vmm();
-    let name = name_of("ended");
     let test = "agent::a_machine_that_ends_has_its_recording_in_the_window_and_counters_are_served";
-    let Some(vm) = TestVm::start_named(test, "spin", &name) else { return };
-    let directory = tempfile::tempdir().unwrap();
+    let Some((vm, name, directory)) = spinning("ended", test) else { return };
     let own = directory.path();
     let mut agent = TestAgent::start(agent(own, &name, &["--window", "10m", "--metrics", "127.0.0.1:0"]));
     let mut messages = BufReader::new(agent.0.stderr.take().unwrap());

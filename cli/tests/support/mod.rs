@@ -5,12 +5,16 @@
 
 pub mod made;
 
+use std::collections::BTreeMap;
 use std::ffi::OsStr;
+use std::fs::File;
 use std::os::unix::process::CommandExt;
 use std::path::{Path, PathBuf};
 use std::process::{Command, Output, Stdio};
 use std::time::Duration;
 
+use parquet::file::reader::{FileReader as _, SerializedFileReader};
+use parquet::record::Field;
 use profile::rows::Microstates;
 use profile::rows::{
     Batch, EventRow, FrameKind, FrameRow, InstanceRow, Mode, SampleRow, Sink, VcpuRow, VcpuState,
@@ -24,6 +28,16 @@ pub fn vprof<S: AsRef<OsStr>>(arguments: impl IntoIterator<Item = S>) -> Command
     command.env_remove("VPROF_PORTABLE_HOST").env_remove("NO_COLOR").env_remove("DEBUGINFOD_URLS");
     command.env("VPROF_CONFIG", "");
     command
+}
+
+/// Returns the rows of a Parquet file, by column.
+pub fn parquet_rows(path: &Path) -> Vec<BTreeMap<String, Field>> {
+    let reader = SerializedFileReader::new(File::open(path).unwrap()).unwrap();
+    let rows = reader.get_row_iter(None).unwrap().map(|row| {
+        let row = row.unwrap();
+        row.get_column_iter().map(|(name, field)| (name.clone(), field.clone())).collect()
+    });
+    rows.collect()
 }
 
 /// Runs `vprof` to its end.

@@ -44,7 +44,7 @@ use stacks::StackTexts;
 use tasks::TaskSums;
 
 pub use known::KnownStacks;
-pub use window::{HOUR_NS, LakeTable, LakeWindow, identity};
+pub use window::{DAY_NS, HOUR_NS, LakeTable, LakeWindow, identity};
 
 /// Version of the tables' columns and of their meaning.
 pub const LAKE_VERSION: u32 = 1;

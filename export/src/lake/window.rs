@@ -9,6 +9,8 @@ use super::LAKE_VERSION;
 
 /// Length of an hour, ns.
 pub const HOUR_NS: u64 = 3_600 * SECOND_NS;
+/// Length of a day, ns: one begins at each multiple of it, UTC.
+pub const DAY_NS: u64 = 24 * HOUR_NS;
 const SECOND_NS: u64 = 1_000_000_000;
 /// Longest part of a host's name in a file name, bytes: a name has 255 at most (NAME_MAX).
 const LONGEST_HOST: usize = 200;
@@ -73,7 +75,7 @@ impl LakeWindow {
 
     /// Returns the path of a table's file below the lake.
     pub fn path(&self, table: LakeTable) -> PathBuf {
-        let (year, month, day) = date(self.start_unix_ns / SECOND_NS / 86_400);
+        let (year, month, day) = date(self.start_unix_ns / DAY_NS);
         let hour = self.start_unix_ns / HOUR_NS % 24;
         [
             format!("v{LAKE_VERSION}"),
@@ -89,7 +91,7 @@ impl LakeWindow {
     /// Returns the name of the window's files, without an ending: host, day, hour, and the number of the
     /// window in the hour. No two windows of a length have the same.
     pub fn name(&self) -> String {
-        let (year, month, day) = date(self.start_unix_ns / SECOND_NS / 86_400);
+        let (year, month, day) = date(self.start_unix_ns / DAY_NS);
         let hour = self.start_unix_ns / HOUR_NS % 24;
         let number = self.start_unix_ns % HOUR_NS / self.length_ns.max(1);
         format!("{}-{year:04}{month:02}{day:02}T{hour:02}-{number}", file_name(&self.host))

@@ -3,37 +3,40 @@
 
 use std::ffi::OsString;
 use std::io;
-use std::os::fd::AsRawFd;
+use std::mem::MaybeUninit;
+use std::os::fd::OwnedFd;
 use std::path::Path;
 use std::sync::{Mutex, PoisonError};
 
-use nix::dir::Dir;
-use nix::fcntl::{OFlag, readlinkat};
+use nix::fcntl::{OFlag, open, readlinkat};
 use nix::sys::stat::Mode;
+use rustix::fs::{RawDir, SeekFrom, seek};
 
-/// Directory `/proc/PID/fd`, kept open.
+/// Bytes of a part of a list: the C library's way would keep 32 KiB.
+const PART: usize = 4 << 10;
+
+/// Directory `/proc/PID/fd`, kept open. The lock is for its position.
 #[derive(Debug)]
-pub(crate) struct OpenDescriptors(Mutex<Dir>);
+pub(crate) struct OpenDescriptors(Mutex<OwnedFd>);
 
 impl OpenDescriptors {
     pub(crate) fn open(pid: i32) -> io::Result<Self> {
         let flags = OFlag::O_DIRECTORY | OFlag::O_RDONLY | OFlag::O_CLOEXEC;
-        let directory = Dir::open(Path::new(&format!("/proc/{pid}/fd")), flags, Mode::empty())?;
-        Ok(Self(Mutex::new(directory)))
+        Ok(Self(Mutex::new(open(Path::new(&format!("/proc/{pid}/fd")), flags, Mode::empty())?)))
     }
 
     /// Returns the descriptors and their links.
     pub(crate) fn links(&self) -> io::Result<Vec<(i32, OsString)>> {
-        let mut directory = self.0.lock().unwrap_or_else(PoisonError::into_inner);
-        let numbers: Vec<i32> = directory
-            .iter()
-            .filter_map(|entry| entry.map(|entry| entry.file_name().to_str().ok()?.parse().ok()).transpose())
-            .collect::<Result<_, _>>()?;
-        let number = directory.as_raw_fd();
-        // SAFETY: the directory is locked, and open for as long as it is.
-        let at = unsafe { std::os::fd::BorrowedFd::borrow_raw(number) };
+        let directory = self.0.lock().unwrap_or_else(PoisonError::into_inner);
+        seek(&*directory, SeekFrom::Start(0))?;
+        let mut part = [MaybeUninit::uninit(); PART];
+        let mut list = RawDir::new(&*directory, &mut part);
+        let mut numbers: Vec<i32> = Vec::new();
+        while let Some(entry) = list.next() {
+            numbers.extend(entry?.file_name().to_str().ok().and_then(|name| name.parse::<i32>().ok()));
+        }
         // A descriptor may be closed meanwhile.
-        let link = |fd: i32| Some((fd, readlinkat(at, fd.to_string().as_str()).ok()?));
+        let link = |fd: i32| Some((fd, readlinkat(&*directory, fd.to_string().as_str()).ok()?));
         Ok(numbers.into_iter().filter_map(link).collect())
     }
 
@@ -50,10 +53,8 @@ impl OpenDescriptors {
     /// Returns true if the link of one of these descriptors starts with `prefix`.
     pub(crate) fn has_any(&self, descriptors: &[i32], prefix: &str) -> bool {
         let directory = self.0.lock().unwrap_or_else(PoisonError::into_inner);
-        // SAFETY: the directory is locked, and open for as long as it is.
-        let at = unsafe { std::os::fd::BorrowedFd::borrow_raw(directory.as_raw_fd()) };
         descriptors.iter().any(|fd| {
-            let link = readlinkat(at, fd.to_string().as_str());
+            let link = readlinkat(&*directory, fd.to_string().as_str());
             link.is_ok_and(|link| link.to_str().is_some_and(|link| link.starts_with(prefix)))
         })
     }
@@ -62,6 +63,7 @@ impl OpenDescriptors {
 #[cfg(test)]
 mod tests {
     use std::fs::File;
+    use std::os::fd::AsRawFd;
 
     use super::*;
 

@@ -61,6 +61,7 @@ mod process_stat;
 mod rsp;
 mod run_page;
 mod shared;
+mod stack;
 mod stop;
 mod target;
 mod thread;
@@ -83,4 +84,5 @@ pub use memory::{
 pub use process::{Process, RunningMachine, find_by_name, find_holder, running_machines};
 pub use process_stat::StatFields;
 pub use shared::{AttachEvent, AttachmentEnd, PauseCause, PluggedVcpu};
+pub use stack::give_back_stack;
 pub use target::{EngineChoice, ExitDetail, Target, TargetChoice, VcpuCounts, VcpuRoom};

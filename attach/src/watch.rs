@@ -15,6 +15,7 @@ use crate::memory::{ForeignMemory, LayoutProver, ProofAttempt};
 use crate::process::Process;
 use crate::run_page::RunPage;
 use crate::shared::{AttachEvent, AttachmentEnd, PauseCause, PluggedVcpu, SharedState};
+use crate::stack::give_back_stack;
 use crate::target::TargetVcpu;
 use crate::thread::{ThreadActivity, ThreadFiles};
 
@@ -228,6 +229,7 @@ impl Watcher {
                 && (!vm.is_planned() || lists && vm.lacks_plan())
             {
                 vm.plan(kernel, &self.memory);
+                give_back_stack();
             }
             pause_ms = if in_run { RUNS_CHECK_MS } else { CHECK_MS };
             if self.memory.is_proven() {
@@ -241,6 +243,9 @@ impl Watcher {
             let tables = self.shared.tables.last().filter(|_| is_due);
             let found =
                 tables.is_some_and(|tables| matches!(prover.attempt(tables), Ok(ProofAttempt::Proven)));
+            if is_due {
+                give_back_stack();
+            }
             pause_ms = if found { 0 } else { search.wait_ms(Instant::now(), pause_ms) };
             if !found && begin.elapsed() >= self.patience && !std::mem::replace(&mut reported, true) {
                 self.shared.report(AttachEvent::Missing(

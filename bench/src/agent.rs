@@ -154,15 +154,19 @@ fn make_tables(name: &str, directory: &Path) -> anyhow::Result<()> {
     let _agent = RunningAgent::start(first.path(), name)?;
     let made = first.path().join("spool/tables");
     let begin = Instant::now();
-    while fs::read_dir(&made).map_or(0, Iterator::count) == 0 {
+    // Files without their names yet have other endings.
+    let files = || {
+        let entries = fs::read_dir(&made).into_iter().flatten().flatten().map(|entry| entry.path());
+        entries.filter(|path| path.extension().is_some_and(|ending| ending == "tables")).collect::<Vec<_>>()
+    };
+    while files().is_empty() {
         ensure!(begin.elapsed() < BEGIN_LIMIT, "no tables of a kernel are made");
         std::thread::sleep(Duration::from_millis(200));
     }
     let spool = directory.join("spool/tables");
     fs::create_dir_all(&spool)?;
-    for entry in fs::read_dir(&made)? {
-        let entry = entry?;
-        fs::copy(entry.path(), spool.join(entry.file_name()))?;
+    for file in files() {
+        fs::copy(&file, spool.join(file.file_name().context("a file without a name")?))?;
     }
     Ok(())
 }

@@ -2,14 +2,18 @@
 
 use std::fs::File;
 use std::io::{self, Read, Write};
-use std::os::fd::{FromRawFd, RawFd};
+use std::os::fd::{AsFd, FromRawFd, RawFd};
 use std::sync::{Arc, Mutex, PoisonError};
 
 use attach::AttachError;
 use images::ImageError;
+use nix::errno::Errno;
+use nix::poll::{PollFd, PollFlags, PollTimeout, poll};
 use profile::watch::WatchReport;
 use profile::{Batch, Sink, SinkError};
 use serde::Serialize;
+use tokio::io::Interest;
+use tokio::io::unix::AsyncFd;
 use tokio::sync::{mpsc, watch};
 use wall::WallError;
 
@@ -110,49 +114,71 @@ pub(crate) async fn forward<T>(
     }
 }
 
-/// Carries out what the parent asks for.
-pub(crate) fn obey(
-    mut reader: File,
-    stop: &watch::Sender<bool>,
-    input: &mpsc::Sender<Vec<u8>>,
-    control: &mpsc::Sender<Control>,
-    read: &watch::Sender<BytesRead>,
-) {
+/// Ends of a link through which the parent steers a run.
+#[derive(Debug)]
+pub(crate) struct Steering {
+    pub(crate) stop: watch::Sender<bool>,
+    pub(crate) input: mpsc::Sender<Vec<u8>>,
+    pub(crate) control: mpsc::Sender<Control>,
+    pub(crate) read: watch::Sender<BytesRead>,
+}
+
+/// Carries out what the parent asks for until `run` ends. A parent that is gone ends the run.
+pub(crate) async fn obeyed_while<T>(
+    run: impl Future<Output = T>,
+    steering: Steering,
+    connection: &Connection,
+) -> io::Result<T> {
+    // SAFETY: the reader owns its descriptor, which is open and the same as long as the reader is.
+    let reader = unsafe { AsyncFd::register_with_interest(connection.reader()?, Interest::READABLE) };
+    let reader = reader.map_err(io::Error::from)?;
+    tokio::pin!(run);
+    tokio::select! {
+        outcome = &mut run => return Ok(outcome),
+        () = obey(reader, &steering) => {}
+    }
+    steering.stop.send_replace(true);
+    Ok(run.await)
+}
+
+/// Carries out what the parent asks for, until it is gone or is not understood.
+async fn obey(reader: AsyncFd<File>, steering: &Steering) {
+    let Steering { stop, input, control, read } = steering;
     let mut decoder = Decoder::default();
     let mut buffer = [0; 4096];
     loop {
-        let count = match reader.read(&mut buffer) {
+        let Ok(mut ready) = reader.readable().await else { return };
+        // A read would wait, as the writing end is the same open file. One read may leave bytes behind
+        // without another event: a virtio-serial port has them in parts.
+        if !has_bytes(ready.get_inner()) {
+            ready.clear_ready();
+            continue;
+        }
+        let count = match ready.get_inner().read(&mut buffer) {
             Err(error) if error.kind() == io::ErrorKind::Interrupted => continue,
             // The parent has ended.
-            Ok(0) | Err(_) => break,
+            Ok(0) | Err(_) => return,
             Ok(count) => count,
         };
         decoder.push(&buffer[..count]);
         loop {
             match decoder.next_message::<ToHost>() {
-                Ok(Some(ToHost::ConsoleInput(bytes))) => {
-                    // Fails once the guest has ended.
-                    let _ended = input.blocking_send(bytes);
-                }
-                Ok(Some(ToHost::Control(change))) => {
-                    // Fails once the guest has ended.
-                    let _ended = control.blocking_send(change);
-                }
-                Ok(Some(ToHost::OutputRead(bytes))) => {
-                    read.send_replace(bytes);
-                }
-                Ok(Some(ToHost::Stop)) => {
-                    stop.send_replace(true);
-                }
+                // Both fail once the guest has ended.
+                Ok(Some(ToHost::ConsoleInput(bytes))) => drop(input.send(bytes).await),
+                Ok(Some(ToHost::Control(change))) => drop(control.send(change).await),
+                Ok(Some(ToHost::OutputRead(bytes))) => drop(read.send_replace(bytes)),
+                Ok(Some(ToHost::Stop)) => drop(stop.send_replace(true)),
                 Ok(None) => break,
-                Err(_) => {
-                    stop.send_replace(true);
-                    return;
-                }
+                Err(_) => return,
             }
         }
     }
-    stop.send_replace(true);
+}
+
+/// Returns true if a read gives bytes, the end, or an error at once.
+fn has_bytes(file: &File) -> bool {
+    let mut waited = [PollFd::new(file.as_fd(), PollFlags::POLLIN)];
+    !matches!(poll(&mut waited, PollTimeout::ZERO), Ok(0) | Err(Errno::EINTR))
 }
 
 /// The writing end of the connection; clones share it.
@@ -166,7 +192,7 @@ impl Connection {
         Self(Arc::new(Mutex::new(unsafe { inherited(0) })))
     }
 
-    pub(crate) fn reader(&self) -> io::Result<File> {
+    fn reader(&self) -> io::Result<File> {
         self.0.lock().unwrap_or_else(PoisonError::into_inner).try_clone()
     }
 
@@ -190,5 +216,55 @@ impl Sink for ConnectionSink {
 
     fn report(&mut self, report: &WatchReport) -> Result<(), SinkError> {
         self.0.send(&FromHost::Report(report.clone())).map_err(unsent)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::os::fd::OwnedFd;
+    use std::os::unix::net::UnixStream;
+
+    use super::*;
+    use crate::link::{Link, Watcher, link};
+
+    /// Gives a run its side and its parent, and returns its outcome.
+    fn steered<T, F: Future<Output = T>>(run: impl FnOnce(Link, UnixStream) -> F) -> T {
+        let (parent, own) = UnixStream::pair().unwrap();
+        let connection = Connection(Arc::new(Mutex::new(File::from(OwnedFd::from(own)))));
+        let (own_side, Watcher { stop, input, control, read, .. }) = link();
+        let steering = Steering { stop, input, control, read };
+        let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build().unwrap();
+        runtime.block_on(obeyed_while(run(own_side, parent), steering, &connection)).unwrap()
+    }
+
+    #[test]
+    fn the_parent_steers_a_run_and_its_end_is_that_of_the_run() {
+        steered(|link, mut parent| async move {
+            let Link { mut stop, mut input, mut control, mut read, .. } = link;
+            // More than is read at once, and the end of a message comes later.
+            let typed = [ToHost::ConsoleInput(vec![7; 10_000]), ToHost::Control(Control::Rate(2.0))];
+            let frames = typed.map(|message| encode(&message).unwrap()).concat();
+            let (most, rest) = frames.split_at(frames.len() - 3);
+            parent.write_all(most).unwrap();
+            assert_eq!(input.recv().await, Some(vec![7; 10_000]));
+            parent.write_all(rest).unwrap();
+            assert_eq!(control.recv().await, Some(Control::Rate(2.0)));
+            parent.write_all(&encode(&ToHost::OutputRead([3, 4])).unwrap()).unwrap();
+            read.changed().await.unwrap();
+            assert_eq!(*read.borrow(), [3, 4]);
+            assert!(!*stop.borrow());
+            drop(parent);
+            stop.changed().await.unwrap();
+            assert!(*stop.borrow());
+        });
+    }
+
+    #[test]
+    fn what_is_no_message_ends_a_run() {
+        steered(|mut link, mut parent| async move {
+            parent.write_all(&[255; 8]).unwrap();
+            link.stop.changed().await.unwrap();
+            assert!(*link.stop.borrow());
+        });
     }
 }

@@ -21,10 +21,10 @@ use vmm::{
     Console, Disk, Extra, Machine, MachineEnd, Network, OutputPorts, StartError, VmConfig, Vsock, WaitError,
 };
 
-use crate::heap;
 use crate::link::{ConsoleWriter, Link, Phase};
 use crate::output;
 use crate::protocol::{Control, OutputStream};
+use crate::resident;
 use crate::spec::{DiskSpec, GuestEnd, MachineSpec, Outcome, RunSpec};
 use crate::stage::Stage;
 use crate::systemd::{Ended, GuestCommand, Progress, Receiver};
@@ -114,7 +114,7 @@ pub async fn run(
     };
     let disks = spec.machine.disks.iter().zip(&contents).map(disk).collect::<io::Result<_>>();
     let disks = disks.map_err(GuestError::Reopen)?;
-    heap::give_back_at_once();
+    resident::give_back_at_once();
     let (mut session, observers) = Session::new(
         SessionConfig {
             vcpus: spec.machine.vcpus,

@@ -15,6 +15,9 @@ use crate::protocol::Control;
 /// [`OutputStream`](crate::protocol::OutputStream).
 pub type BytesRead = [u64; 2];
 
+/// Events that a run's runtime takes at once: it waits for a few descriptors. The default takes 12 KiB.
+pub const EVENTS: usize = 32;
+
 /// The guest's side of the connection.
 #[derive(Debug)]
 pub struct Link {

@@ -20,7 +20,7 @@ use crate::stage::Stage;
 /// delayed.
 const CLOCK_LEAD: Duration = Duration::from_secs(10);
 /// Bytes that are read at once. A host may have many processes that each keep such a buffer.
-const READ: usize = 16 << 10;
+const READ: usize = 4 << 10;
 
 /// Stage of a run in another process, by the messages so far.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]

@@ -39,12 +39,12 @@ use vmm::{EXIT_PORT, MachineEnd};
 use wall::{Reach, ThreadKind, WallError};
 
 use crate::guest::{Command, GuestError, Inputs, ProfiledVm, command_rows, prepare, watch};
-use crate::heap;
 use crate::link::{ConsoleWriter, Link};
 use crate::network::Cable;
 use crate::portable::log::Log;
 use crate::portable::qemu::{self, Board, Card, PassedDisk, Qemu};
 use crate::process::read_all;
+use crate::resident;
 use crate::spec::{GuestEnd, Outcome, RunSpec};
 use crate::stage::Stage;
 use crate::systemd::Receiver;
@@ -284,7 +284,7 @@ impl StartedQemu {
         let own = [("not_had", NOT_HAD), (ONE_CLOCK, "1"), ("qemu", version.as_str())];
         let own = own.map(|(key, value)| (key.to_owned(), value.to_owned()));
         let meta = spec.meta.iter().cloned().chain(own).collect();
-        heap::give_back_at_once();
+        resident::give_back_at_once();
         let config = SessionConfig { vcpus, recording: spec.recording.clone(), meta };
         let (mut session, samplers) = Session::new(config, sink, open_disks(spec, disks)?);
         prepare(&mut session, spec, initrd);

@@ -8,7 +8,7 @@ use crate::generated::GeneratedCode;
 use crate::image::KernelImage;
 use crate::kallsyms::table::SymbolTable;
 use crate::kernel_identity::KernelIdentity;
-use crate::layout::{Layouts, MemoryLayouts};
+use crate::layout::Layouts;
 use crate::memory::PhysicalMemory;
 use crate::memory_use::MemoryReader;
 use crate::missing::Missing;
@@ -265,9 +265,8 @@ impl Kernel {
     ///
     /// # Errors
     /// The reason; [`Missing::may_come`] is true if a later attempt may succeed.
-    pub fn memory_reader(&self, memory: &impl PhysicalMemory) -> Result<MemoryReader<'_>, Missing> {
-        let layouts = self.with_btf(memory, MemoryLayouts::new)?;
-        MemoryReader::new(self, memory, layouts)
+    pub fn memory_reader(&self, memory: &impl PhysicalMemory) -> Result<MemoryReader<&Self>, Missing> {
+        MemoryReader::new(self, memory)
     }
 
     pub(crate) fn view<'a, M: PhysicalMemory>(&'a self, memory: &'a M) -> View<'a, M> {

@@ -1,8 +1,7 @@
-//! The guest's memory by holder over time: a thread reads it at a fixed interval while the guest runs.
+//! The guest's memory by holder over time: threads read it, one after the other, at a fixed interval while
+//! the guest runs. Between two readings there is none: a host may have many guests.
 
 use std::sync::Arc;
-use std::sync::mpsc::SyncSender;
-use std::thread;
 use std::time::Duration;
 
 use linux::{Kernel, MemoryReader, MemoryUse, PhysicalMemory};
@@ -10,7 +9,7 @@ use profile::rows::{Batch, EventRow, MemoryKind, MemoryReadingRow, MemoryUseRow}
 use text::clean;
 use vmm::monotonic_ns;
 
-use crate::event_thread::{EventThread, EventThreadError, StopFlag};
+use crate::event_thread::{EventThread, EventThreadError};
 use crate::memory::GuestMemory;
 use crate::microstate::host::own_cpu_time;
 
@@ -22,21 +21,28 @@ const COST_MULTIPLE: u32 = 100;
 /// Time between two attempts to read the guest at the start.
 const PAUSE: Duration = Duration::from_millis(50);
 
-/// Event of the thread.
+/// Outcome of an attempt to read.
 #[derive(Debug)]
-enum MemoryEvent {
+enum ReadOutcome {
     Reading(Box<MemoryReading>),
-    /// Nothing more comes, for this reason.
+    /// The guest does not have yet what is read.
+    NotYet,
+    /// Nothing can be read, for this reason.
     Missing(String),
 }
 
+/// Reader of a guest that several threads use, one after the other: its making parses the kernel's types.
+type SharedReader = Arc<MemoryReader<Arc<Kernel>>>;
+
 #[derive(Debug)]
 struct MemoryReading {
+    reader: SharedReader,
     /// CLOCK_MONOTONIC ns.
     time_ns: u64,
     /// CPU time, ns.
     cost_ns: u64,
-    memory: MemoryUse,
+    /// `None` from a kernel that has just started and lacks lists, which appear later.
+    memory: Option<MemoryUse>,
 }
 
 /// Readings of the guest's memory as the collector sees them.
@@ -45,120 +51,116 @@ pub(crate) struct MemoryUseCollector {
     interval: Duration,
     /// CLOCK_MONOTONIC ns at the start of the run.
     zero_ns: u64,
-    thread: Option<EventThread<MemoryEvent>>,
+    /// `None` before a kernel is found, and once nothing more is read.
+    guest: Option<(Arc<Kernel>, GuestMemory)>,
+    /// `None` before the first reading of this kernel.
+    reader: Option<SharedReader>,
+    /// Time of the next reading, CLOCK_MONOTONIC ns.
+    due_ns: u64,
+    thread: Option<EventThread<ReadOutcome>>,
     readings: u64,
 }
 
 impl MemoryUseCollector {
     /// Returns a collector of readings at this interval. `zero_ns` is CLOCK_MONOTONIC at the run's start.
     pub(crate) fn new(interval: Duration, zero_ns: u64) -> Self {
-        Self { interval, zero_ns, thread: None, readings: 0 }
+        Self { interval, zero_ns, guest: None, reader: None, due_ns: 0, thread: None, readings: 0 }
     }
 
-    /// Starts the thread: the kernel was found.
+    /// Begins to read: the kernel was found.
     pub(crate) fn start(&mut self, kernel: Arc<Kernel>, memory: GuestMemory, batch: &mut Batch) {
         if matches!(memory, GuestMemory::Stub(_)) {
             return self.missing("each reading by a GDB stub would stop the guest for seconds", batch);
         }
-        let interval = self.interval;
-        let run = move |stop, sender| read_until_stopped(&kernel, &memory, interval, &stop, &sender);
-        match EventThread::start("memory-reader", run) {
+        (self.guest, self.reader) = (Some((kernel, memory)), None);
+        self.due_ns = monotonic_ns();
+        self.step(batch);
+    }
+
+    /// Takes a reading that has arrived, and starts the next one when it is due.
+    pub(crate) fn step(&mut self, batch: &mut Batch) {
+        if let Some(mut thread) = self.thread.take() {
+            let mut outcome = None;
+            let taken = thread.take(|event| outcome = Some(event));
+            match outcome {
+                Some(outcome) => self.take_outcome(outcome, batch),
+                None if taken.is_ok() => self.thread = Some(thread),
+                None => {}
+            }
+            self.report(taken, batch);
+        }
+        let now_ns = monotonic_ns();
+        if self.thread.is_some() || now_ns < self.due_ns {
+            return;
+        }
+        let Some((kernel, memory)) = self.guest.clone() else { return };
+        let reader = self.reader.clone();
+        let started = EventThread::start("memory-reader", move |_, sender| {
+            // The receiver is gone only when the run is over.
+            drop(sender.send(read(reader, kernel, &memory)));
+        });
+        match started {
             Ok(thread) => self.thread = Some(thread),
-            Err(error) => self.missing(&error.to_string(), batch),
+            Err(error) => self.report(Err(error), batch),
         }
     }
 
-    /// Takes the readings that have arrived.
-    pub(crate) fn step(&mut self, batch: &mut Batch) {
-        let Some(mut thread) = self.thread.take() else { return };
-        let taken = thread.take(|event| self.take_event(event, batch));
-        self.thread = Some(thread);
-        self.report(taken, batch);
-    }
-
-    /// Ends the thread: the machine has ended, or another kernel runs in it.
+    /// Ends the readings: the machine has ended, or another kernel runs in it.
     pub(crate) fn close(&mut self, batch: &mut Batch) {
+        self.guest = None;
         let Some(thread) = self.thread.take() else { return };
-        let ended = thread.end(|event| self.take_event(event, batch));
+        let ended = thread.end(|outcome| self.take_outcome(outcome, batch));
         self.report(ended, batch);
     }
 
-    fn take_event(&mut self, event: MemoryEvent, batch: &mut Batch) {
-        match event {
-            MemoryEvent::Reading(reading) => {
-                self.readings += 1;
-                let time_ns = reading.time_ns.saturating_sub(self.zero_ns);
-                add_rows(self.readings, time_ns, &reading, batch);
+    fn take_outcome(&mut self, outcome: ReadOutcome, batch: &mut Batch) {
+        let pause = match outcome {
+            ReadOutcome::Reading(reading) => {
+                self.reader = Some(reading.reader);
+                if let Some(memory) = &reading.memory {
+                    self.readings += 1;
+                    let time_ns = reading.time_ns.saturating_sub(self.zero_ns);
+                    add_rows(self.readings, (time_ns, reading.cost_ns), memory, batch);
+                }
+                self.interval.max(Duration::from_nanos(reading.cost_ns).saturating_mul(COST_MULTIPLE))
             }
-            MemoryEvent::Missing(reason) => self.missing(&reason, batch),
-        }
+            ReadOutcome::NotYet => PAUSE,
+            ReadOutcome::Missing(reason) => return self.missing(&reason, batch),
+        };
+        let pause_ns = u64::try_from(pause.as_nanos()).unwrap_or(u64::MAX);
+        self.due_ns = self.due_ns.saturating_add(pause_ns).max(monotonic_ns());
     }
 
-    fn report(&self, result: Result<(), EventThreadError>, batch: &mut Batch) {
+    fn report(&mut self, result: Result<(), EventThreadError>, batch: &mut Batch) {
         if let Err(error) = result {
             self.missing(&error.to_string(), batch);
         }
     }
 
-    fn missing(&self, reason: &str, batch: &mut Batch) {
+    /// Notes the reason why nothing more is read.
+    fn missing(&mut self, reason: &str, batch: &mut Batch) {
+        self.guest = None;
         let time_ns = monotonic_ns().saturating_sub(self.zero_ns);
         let text = format!("memory by holder is not read: {reason}");
         batch.events.push(EventRow { time_ns, kind: "missing".to_owned(), text });
     }
 }
 
-/// Reads the memory at once and then at the interval, until the thread is stopped or the receiver is gone.
-fn read_until_stopped(
-    kernel: &Kernel,
-    memory: &impl PhysicalMemory,
-    interval: Duration,
-    stop: &StopFlag,
-    sender: &SyncSender<MemoryEvent>,
-) {
-    let Some(reader) = wait_for_reader(kernel, memory, stop, sender) else { return };
-    loop {
-        let (time_ns, before) = (monotonic_ns(), own_cpu_time().unwrap_or(0));
-        let read = reader.read(memory, ROWS);
-        let cost_ns = own_cpu_time().unwrap_or(0).saturating_sub(before);
-        // A kernel that has just started lacks lists, which appear later.
-        if let Ok(memory) = read {
-            let reading = MemoryEvent::Reading(Box::new(MemoryReading { time_ns, cost_ns, memory }));
-            if sender.send(reading).is_err() {
-                return;
-            }
-        }
-        let pause = interval.max(Duration::from_nanos(cost_ns).saturating_mul(COST_MULTIPLE));
-        let pause_ns = u64::try_from(pause.as_nanos()).unwrap_or(u64::MAX);
-        if !stop.wait_until(time_ns.saturating_add(pause_ns)) {
-            return;
-        }
-    }
-}
-
-/// Waits until the guest has what is read.
-fn wait_for_reader<'a>(
-    kernel: &'a Kernel,
-    memory: &impl PhysicalMemory,
-    stop: &StopFlag,
-    sender: &SyncSender<MemoryEvent>,
-) -> Option<MemoryReader<'a>> {
-    while !stop.is_set() {
-        match kernel.memory_reader(memory) {
-            Ok(reader) => return Some(reader),
-            Err(reason) if reason.may_come() => thread::park_timeout(PAUSE),
-            Err(reason) => {
-                // The receiver is gone only when the run is over.
-                drop(sender.send(MemoryEvent::Missing(reason.to_string())));
-                return None;
-            }
-        }
-    }
-    None
+/// Reads the guest's memory once, by `reader` if there is one.
+fn read(reader: Option<SharedReader>, kernel: Arc<Kernel>, memory: &impl PhysicalMemory) -> ReadOutcome {
+    let reader = match reader.map_or_else(|| MemoryReader::new(kernel, memory).map(Arc::new), Ok) {
+        Ok(reader) => reader,
+        Err(reason) if reason.may_come() => return ReadOutcome::NotYet,
+        Err(reason) => return ReadOutcome::Missing(reason.to_string()),
+    };
+    let (time_ns, before) = (monotonic_ns(), own_cpu_time().unwrap_or(0));
+    let memory = reader.read(memory, ROWS).ok();
+    let cost_ns = own_cpu_time().unwrap_or(0).saturating_sub(before);
+    ReadOutcome::Reading(Box::new(MemoryReading { reader, time_ns, cost_ns, memory }))
 }
 
 /// Adds the rows of a reading: the largest holders of each kind.
-fn add_rows(reading: u64, time_ns: u64, read: &MemoryReading, batch: &mut Batch) {
-    let memory = &read.memory;
+fn add_rows(reading: u64, (time_ns, cost_ns): (u64, u64), memory: &MemoryUse, batch: &mut Batch) {
     let counters = &memory.counters;
     let swap_used = counters.swap_total.zip(counters.swap_free);
     batch.memory_readings.push(MemoryReadingRow {
@@ -168,7 +170,7 @@ fn add_rows(reading: u64, time_ns: u64, read: &MemoryReading, batch: &mut Batch)
         available: counters.available,
         swap_total: counters.swap_total,
         swap_used: swap_used.map(|(total, free)| total.saturating_sub(free)),
-        cost_ns: read.cost_ns,
+        cost_ns,
     });
     let row = |kind, name: &str, bytes| MemoryUseRow::new(reading, kind, clean::printable(name), bytes);
     let rows = &mut batch.memory_uses;
@@ -203,33 +205,43 @@ fn add_rows(reading: u64, time_ns: u64, read: &MemoryReading, batch: &mut Batch)
 
 #[cfg(test)]
 mod tests {
-    use std::sync::mpsc::sync_channel;
+    use std::thread;
+    use std::time::Instant;
 
     use linux::MemoryPart;
-    use linux::fixture::{Config, Style};
+    use linux::fixture::{Config, Guest, Style};
+    use vm_memory::{Bytes, GuestAddress, GuestMemoryMmap};
 
     use super::*;
 
-    #[test]
-    fn a_guest_is_read_until_the_thread_is_stopped() {
-        let guest = Config::new(Style::V6_15).build();
+    /// A collector that reads a guest at this interval.
+    fn started(guest: &Guest, interval: Duration, batch: &mut Batch) -> MemoryUseCollector {
         let kernel = Kernel::find(&guest.memory, guest.cr3, guest.five_level).expect("a kernel");
-        let (stop, (sender, receiver)) = (StopFlag::default(), sync_channel(4));
-        let flag = stop.clone();
-        let reading = thread::spawn(move || {
-            read_until_stopped(&kernel, &guest.memory, Duration::from_millis(1), &flag, &sender);
-        });
-        let mut collector = MemoryUseCollector::new(Duration::ZERO, 0);
+        let bytes = &guest.memory.0;
+        let memory = GuestMemoryMmap::from_ranges(&[(GuestAddress(0), bytes.len())]).expect("memory");
+        memory.write_slice(bytes, GuestAddress(0)).expect("as much memory");
+        let mut collector = MemoryUseCollector::new(interval, 0);
+        collector.start(Arc::new(kernel), memory.into(), batch);
+        collector
+    }
+
+    #[test]
+    fn a_guest_is_read_at_the_interval_until_the_end() {
+        let (interval, begin) = (Duration::from_millis(20), Instant::now());
         let mut batch = Batch::default();
-        for _ in 0..3 {
-            collector.take_event(receiver.recv().expect("a reading"), &mut batch);
+        let mut collector = started(&Config::new(Style::V6_15).build(), interval, &mut batch);
+        while batch.memory_readings.len() < 3 {
+            assert!(begin.elapsed() < Duration::from_secs(20), "{batch:?}");
+            thread::sleep(Duration::from_millis(1));
+            collector.step(&mut batch);
         }
-        stop.set();
-        reading.thread().unpark();
-        drop(receiver);
-        reading.join().expect("it ends by itself");
+        assert!(begin.elapsed() >= 2 * interval);
+        collector.close(&mut batch);
+        let ended = batch.memory_readings.len();
+        collector.step(&mut batch);
+        assert!(collector.thread.is_none() && batch.memory_readings.len() == ended);
         let readings = &batch.memory_readings;
-        assert_eq!(readings.iter().map(|row| row.id).collect::<Vec<_>>(), [1, 2, 3]);
+        assert_eq!(readings.iter().take(3).map(|row| row.id).collect::<Vec<_>>(), [1, 2, 3]);
         for reading in readings {
             let is_part = |row: &&MemoryUseRow| row.reading == reading.id && row.kind == MemoryKind::Part;
             assert_eq!(batch.memory_uses.iter().filter(is_part).count(), MemoryPart::ALL.len());
@@ -241,15 +253,17 @@ mod tests {
     }
 
     #[test]
-    fn a_kernel_without_types_is_a_reason() {
+    fn a_kernel_without_types_is_a_reason_and_is_not_read_again() {
         let mut config = Config::new(Style::V6_1);
         config.btf = false;
-        let guest = config.build();
-        let kernel = Kernel::find(&guest.memory, guest.cr3, guest.five_level).expect("a kernel");
-        let (sender, receiver) = sync_channel(1);
-        read_until_stopped(&kernel, &guest.memory, Duration::from_secs(1), &StopFlag::default(), &sender);
-        let mut batch = Batch::default();
-        MemoryUseCollector::new(Duration::ZERO, 0).take_event(receiver.recv().expect("a reason"), &mut batch);
+        let (mut batch, begin) = (Batch::default(), Instant::now());
+        let mut collector = started(&config.build(), Duration::ZERO, &mut batch);
+        while batch.events.is_empty() {
+            assert!(begin.elapsed() < Duration::from_secs(20));
+            collector.step(&mut batch);
+        }
+        collector.step(&mut batch);
+        assert!(collector.thread.is_none() && batch.events.len() == 1, "{:?}", batch.events);
         assert!(batch.events[0].text.starts_with("memory by holder is not read: "), "{:?}", batch.events);
         assert!(batch.events[0].text.contains("BTF"), "{:?}", batch.events);
     }

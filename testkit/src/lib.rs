@@ -19,7 +19,7 @@ pub use eventually::eventually;
 pub use kernel::bz_image;
 pub use needs::{ALLOW_MISSING, FILES, InstalledSign, PROGRAMS, TestNeed, missing, python_module, tool};
 pub use plot::{LinePlot, PlotLine, PlotScale};
-pub use process::OwnProcess;
+pub use process::{OwnProcess, resident_kb};
 pub use python::python_packages;
 pub use receiver::{HttpAnswer, HttpReceiver, HttpRequest};
 pub use terminal::Terminal;

@@ -36,6 +36,8 @@ const FLEET_HOSTS: u64 = 10_000;
 const FLEET_CPUS: u64 = 100;
 /// Files of a host's window.
 const LAKE_TABLES: u64 = 5;
+/// Free disk for each of a lake's hours, bytes: the lake, and above all what its compaction sorts.
+const ROOM: u64 = 4_000_000;
 /// Of a day.
 const SECONDS: f64 = 86_400.0;
 /// Questions with the words that they need.
@@ -138,6 +140,15 @@ pub fn run(options: &FleetBenchArgs) -> Result<ExitCode> {
     let root = workspace::root()?;
     let tools = GuestTools::build(&line)?;
     let stage = tempfile::tempdir().context("cannot make a directory")?;
+    let (most, free) = (options.hours.iter().max().copied().unwrap_or(0), free_bytes(stage.path())?);
+    let needed = most.saturating_mul(ROOM);
+    ensure!(
+        free >= needed,
+        "{most} hosts' hours take {:.0} GB in {}, which has {:.0} GB: set TMPDIR to a directory with more, or fewer --hours",
+        needed as f64 / 1e9,
+        std::env::temp_dir().display(),
+        free as f64 / 1e9
+    );
     let profiles = match options.profile.is_empty() {
         true => record(&tools, stage.path(), &line)?,
         false => options.profile.clone(),
@@ -158,9 +169,11 @@ pub fn run(options: &FleetBenchArgs) -> Result<ExitCode> {
     let bench = FleetBench { tools, path, root, line };
     let mut sizes = Vec::new();
     for host_hours in &options.hours {
-        sizes.push(bench.measure(&stage.path().join(host_hours.to_string()), *host_hours, &profiles)?);
+        let measured = bench.measure(&stage.path().join(host_hours.to_string()), *host_hours, &profiles);
+        bench.line.end();
+        // A failure, as of a full disk, comes after what was measured before it.
+        sizes.push(measured.inspect_err(|_| println!("{}", document(&sizes)))?);
     }
-    bench.line.end();
     let text = document(&sizes);
     println!("{text}");
     if !options.dry_run {
@@ -254,6 +267,15 @@ fn finished(command: &mut Command) -> Result<()> {
     let words = String::from_utf8_lossy(&output.stderr);
     ensure!(output.status.success(), "{name} has failed: {}", words.trim());
     Ok(())
+}
+
+/// Returns the free bytes of a directory's file system, by df(1).
+fn free_bytes(directory: &Path) -> Result<u64> {
+    let shown = Command::new("df").args(["--output=avail", "-B1"]).arg(directory).output();
+    let shown = shown.context("cannot start df")?;
+    let words = String::from_utf8_lossy(&shown.stdout);
+    let free = words.lines().nth(1).and_then(|line| line.trim().parse().ok());
+    free.with_context(|| format!("df shows no free bytes of {}", directory.display()))
 }
 
 /// Returns the number of files below a directory, and their bytes.

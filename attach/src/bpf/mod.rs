@@ -25,7 +25,8 @@
 //! notes                  exits that the kernel has noted with the guest's code
 //! host_stack             stacks of vCPUs' threads in the host
 //! finder                 vCPUs, threads and memory in the kernel's data
-//! program  area          the programs; the memory that they share with this process
+//! program  test_run      the programs; running one
+//! area                   the memory that they share with this process
 //! partial                registers of a KVM that does not have all of them in its memory
 //! host_kernel            offsets in the host's kernel by its types, looked up once
 //! offsets  shared        names of these offsets; structures of the programs
@@ -46,6 +47,7 @@ mod program;
 mod refusal;
 mod shared;
 mod target;
+mod test_run;
 #[cfg(test)]
 mod tests;
 mod ticker;

@@ -7,7 +7,9 @@ use std::sync::atomic::AtomicU64;
 use std::sync::{Arc, Mutex, PoisonError};
 
 use aya::maps::{Array, HashMap, Map, MapData};
-use aya::programs::{Iter, Program, RawTracePoint, RawTracePointRunOptions, TestRun, TracePoint};
+use aya::programs::raw_trace_point::RawTracePointLink;
+use aya::programs::trace_point::TracePointLink;
+use aya::programs::{Iter, Program, ProgramFd, RawTracePoint, TracePoint};
 use aya::{Ebpf, EbpfLoader};
 
 use super::area::{ArrayMapping, RecordView};
@@ -23,6 +25,7 @@ use super::shared::{
     EXITS, NOTES, PAGE, RawCourse, RawExit, RawFile, RawHostStacks, RawNote, RawNotes, RawOptions, RawRecord,
     RawTarget, ThreadFinding,
 };
+use super::test_run;
 
 /// The programs, made of attach/bpf/record.c by `cargo xtask bpf`.
 static OBJECT: &Aligned<[u8; include_bytes!("../../bpf/record.o").len()]> =
@@ -48,7 +51,12 @@ const COUNTING_RUNS: [(&str, &str); 1] = [("loaded", "kvm_fpu")];
 
 /// Programs in the kernel. They end with this process, or when this is dropped.
 pub(crate) struct KernelPrograms {
-    ebpf: Ebpf,
+    tick: ProgramFd,
+    peek: ProgramFd,
+    /// Programs at trace points, which run until these are dropped.
+    attached: Vec<RawTracePointLink>,
+    cached: Option<TracePointLink>,
+    unloaded: Option<UnloadedPrograms>,
     targets: Mutex<Array<MapData, RawTarget>>,
     records: ArrayMapping<RawRecord>,
     peeked: Mutex<ArrayMapping<[u8; PAGE]>>,
@@ -59,9 +67,13 @@ pub(crate) struct KernelPrograms {
     stacks: ArrayMapping<RawHostStacks>,
     taken: ArrayMapping<AtomicU64>,
     plans: Arc<PlanTable>,
-    /// Stay open: programs that use them are loaded later.
-    _maps: [Map; 6],
     followed: Mutex<HashMap<MapData, u64, u32>>,
+}
+
+/// Programs that may be loaded yet, and what they use. The parsed object takes some 100 KB.
+struct UnloadedPrograms {
+    ebpf: Ebpf,
+    _maps: [Map; 6],
 }
 
 impl fmt::Debug for KernelPrograms {
@@ -110,8 +122,12 @@ impl KernelPrograms {
             .map_max_entries("followed", elements)
             .map_max_entries("plans", number(plans))
             .load(object)?;
-        program::<RawTracePoint>(&mut ebpf, "tick")?.load()?;
-        program::<RawTracePoint>(&mut ebpf, "peek")?.load()?;
+        let mut loaded = |name: &str| {
+            let program: &mut RawTracePoint = program(&mut ebpf, name)?;
+            program.load()?;
+            program.fd()?.try_clone().map_err(host_refusal("keep a program"))
+        };
+        let (tick, peek) = (loaded("tick")?, loaded("peek")?);
         let mut map =
             |name: &str| ebpf.take_map(name).ok_or_else(|| BpfRefusal::Program(format!("it has no {name}")));
         let targets = Mutex::new(Array::try_from(map("targets")?)?);
@@ -129,7 +145,11 @@ impl KernelPrograms {
         let stacks = ArrayMapping::new(stacks, with_stacks)?;
         let followed = Mutex::new(HashMap::try_from(map("followed")?)?);
         Ok(Self {
-            ebpf,
+            tick,
+            peek,
+            attached: Vec::new(),
+            cached: None,
+            unloaded: Some(UnloadedPrograms { ebpf, _maps: maps }),
             targets,
             records,
             peeked,
@@ -140,9 +160,14 @@ impl KernelPrograms {
             stacks,
             taken,
             plans,
-            _maps: maps,
             followed,
         })
+    }
+
+    /// Returns what is left to load.
+    fn unloaded(&mut self) -> Result<&mut Ebpf, BpfRefusal> {
+        let unloaded = self.unloaded.as_mut().map(|unloaded| &mut unloaded.ebpf);
+        unloaded.ok_or_else(|| BpfRefusal::Program("all that is used is loaded already".to_owned()))
     }
 
     /// Lets KVM read each vCPU's instruction pointer from the processor at each exit.
@@ -150,21 +175,26 @@ impl KernelPrograms {
         if !TRACEFS.iter().any(|directory| Path::new(directory).join("events").exists()) {
             return Err(BpfRefusal::NoTracefs);
         }
-        let program: &mut TracePoint = program(&mut self.ebpf, "cached")?;
+        let program: &mut TracePoint = program(self.unloaded()?, "cached")?;
         program.load()?;
-        program.attach("kvm", "kvm_exit")?;
+        let link = program.attach("kvm", "kvm_exit")?;
+        let link = program.take_link(link)?;
+        self.cached = Some(link);
         Ok(())
     }
 
     /// Starts to count the waits of the followed threads and the exits to the VMM, and those that KVM serves
-    /// itself where it shows them.
+    /// itself where it shows them. No other program can be loaded from then on.
     pub(crate) fn count(&mut self, vendor: Vendor) -> Result<(), BpfRefusal> {
         let own = if vendor.shows_exits() { &COUNTING_EXITS[..] } else { &COUNTING_RUNS[..] };
         for &(name, point) in COUNTING.iter().chain(own) {
-            let program: &mut RawTracePoint = program(&mut self.ebpf, name)?;
+            let program: &mut RawTracePoint = program(self.unloaded()?, name)?;
             program.load()?;
-            program.attach(point)?;
+            let link = program.attach(point)?;
+            let link = program.take_link(link)?;
+            self.attached.push(link);
         }
+        self.unloaded = None;
         Ok(())
     }
 
@@ -205,7 +235,7 @@ impl KernelPrograms {
     /// Takes a sample of a vCPU on the given CPU, or here. The record is valid until the next sample of that
     /// vCPU.
     pub(crate) fn sample(&self, index: usize, cpu: Option<u32>) -> io::Result<Option<ThreadFinding>> {
-        let number = self.run("tick", [u64::try_from(index).unwrap_or(u64::MAX), 0], cpu)?;
+        let number = test_run::run(&self.tick, [u64::try_from(index).unwrap_or(u64::MAX), 0], cpu)?;
         Ok(ThreadFinding::from_number(number))
     }
 
@@ -219,23 +249,9 @@ impl KernelPrograms {
         RecordView::new(&self.records, index)
     }
 
-    fn run(&self, name: &str, [first, second]: [u64; 2], cpu: Option<u32>) -> io::Result<u32> {
-        let Some(Program::RawTracePoint(program)) = self.ebpf.program(name) else {
-            return Err(io::ErrorKind::NotFound.into());
-        };
-        let mut options = RawTracePointRunOptions { cpu, ..RawTracePointRunOptions::new() };
-        let [one, two, ..] = &mut options.args;
-        (*one, *two) = (first, second);
-        match program.test_run(options) {
-            Ok(result) => Ok(result.return_value),
-            Err(aya::programs::ProgramError::SyscallError(error)) => Err(error.io_error),
-            Err(other) => Err(io::Error::other(other)),
-        }
-    }
-
     /// Lists the open files of the process that the options name.
     pub(crate) fn files(&mut self, iterator: FileIterator) -> Result<Vec<RawFile>, BpfRefusal> {
-        let program: &mut Iter = program(&mut self.ebpf, "files")?;
+        let program: &mut Iter = program(self.unloaded()?, "files")?;
         program.load(FileIterator::NAME, &iterator.types()?)?;
         let link = program.attach()?;
         let link = program.take_link(link)?;
@@ -266,7 +282,7 @@ impl KernelMemory for KernelPrograms {
             // From here on the memory is this call's.
             let peeked = self.peeked.lock().unwrap_or_else(PoisonError::into_inner);
             let bytes = u64::try_from(part.len()).ok()?;
-            if self.run("peek", [at, bytes], None).ok()? != PEEKED {
+            if test_run::run(&self.peek, [at, bytes], None).ok()? != PEEKED {
                 return None;
             }
             let from = peeked.element(0)?.cast::<u8>();
@@ -327,10 +343,10 @@ mod tests {
             // Also the programs at trace points at which this host's KVM never comes.
             let own = COUNTING.iter().chain(&COUNTING_EXITS).chain(&COUNTING_RUNS);
             for (name, _) in own {
-                let program: &mut RawTracePoint = program(&mut programs.ebpf, name).unwrap();
+                let program: &mut RawTracePoint = program(programs.unloaded().unwrap(), name).unwrap();
                 program.load().unwrap_or_else(|error| panic!("{name}, {vendor:?}: {error}"));
             }
-            let program: &mut TracePoint = program(&mut programs.ebpf, "cached").unwrap();
+            let program: &mut TracePoint = program(programs.unloaded().unwrap(), "cached").unwrap();
             program.load().unwrap_or_else(|error| panic!("cached, {vendor:?}: {error}"));
         }
     }

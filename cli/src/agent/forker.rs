@@ -264,8 +264,9 @@ fn serve() -> io::Result<()> {
     [Signal::SIGTERM, Signal::SIGINT, Signal::SIGHUP].into_iter().for_each(|signal| blocked.add(signal));
     blocked.thread_block()?;
     let signals = SignalFd::with_flags(&ends, SfdFlags::SFD_CLOEXEC | SfdFlags::SFD_NONBLOCK)?;
-    host::heap::share_one_arena();
-    host::heap::give_back_free();
+    host::resident::share_one_arena();
+    host::resident::give_back_free();
+    host::resident::give_back_program();
     let mut recorders: HashMap<u64, ForkedChild> = HashMap::new();
     let mut decoder = Decoder::default();
     let mut buffer = [0; 4096];
@@ -297,6 +298,9 @@ fn serve() -> io::Result<()> {
                     }
                 }
             }
+        }
+        if has_orders {
+            host::resident::give_back_program();
         }
         if has_ends {
             while signals.read_signal()?.is_some() {}

@@ -76,7 +76,7 @@ pub fn command(args: &AgentArgs) -> Result<ExitCode, Error> {
         .build()
         .map_err(|source| Error::System { action: "start the runtime", source })?;
     let mut again = false;
-    let ended = runtime.block_on(async {
+    let run = async {
         let failed = |source| Error::System { action: "wait for signals", source };
         let mut terminate = signal(SignalKind::terminate()).map_err(failed)?;
         let mut interrupt = signal(SignalKind::interrupt()).map_err(failed)?;
@@ -99,7 +99,8 @@ pub fn command(args: &AgentArgs) -> Result<ExitCode, Error> {
                 }
             }
         }
-    });
+    };
+    let ended = runtime.block_on(host::resident::trimmed_while(run, || {}));
     // Waits for the process of recorders, which is not a child of the next program.
     drop(agent);
     match ended {

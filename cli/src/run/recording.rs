@@ -207,6 +207,7 @@ fn run_to_end<F: Future<Output = Result<Outcome, Error>>>(
     let screen = &screens.console;
     let runtime = tokio::runtime::Builder::new_current_thread()
         .enable_all()
+        .max_io_events_per_tick(host::link::EVENTS)
         .build()
         .map_err(|source| Error::System { action: "start the runtime", source })?;
     let (guest_side, Watcher { stop, input, control, console, output, read, phase, notes }) = link();
@@ -225,7 +226,10 @@ fn run_to_end<F: Future<Output = Result<Outcome, Error>>>(
         control: run.control.clone(),
         stop: stop.clone(),
     };
-    let server = serve(args, run)?;
+    let server = {
+        let _runtime = runtime.enter();
+        serve(args, run)?
+    };
     let no_thread = |source| Error::System { action: "start a thread", source };
     // Threads that recordings of the machines of other VMMs, of which a host may have many, do without.
     let pumps = screens.has_streams.then(|| StreamPumps::start(console, output, screens, read));

@@ -23,18 +23,19 @@ use tokio::runtime::Runtime;
 use wall::{AttachedWall, Reach};
 
 use super::memory::{self, MemoryUseError};
-use super::tables;
+use super::tables::{self, MappedTables};
 use super::{
     AWAITS, AttachJob, AttachPurpose, AttachTarget, AttachedMemoryUse, AttachedVm, ChosenVm, FoundVm,
     LoweredRate, MemoryAnswer, ProfileSpec,
 };
 use crate::connection::{
-    ChildError, Connection, ConnectionSink, forward, ignore_signals, inherited, leave_signals_to_parent, obey,
+    ChildError, Connection, ConnectionSink, Steering, forward, ignore_signals, inherited,
+    leave_signals_to_parent, obeyed_while,
 };
 use crate::guest::{GuestError, Inputs, watch};
-use crate::heap;
-use crate::link::{Link, Watcher, link};
+use crate::link::{EVENTS, Link, Watcher, link};
 use crate::protocol::FromHost;
+use crate::resident;
 use crate::spec::{DiskSpec, GuestEnd, Outcome};
 
 /// Data that a profile of an attached machine lacks, after what else its engine does not count.
@@ -79,7 +80,7 @@ pub(super) fn run(job: AttachJob) -> io::Result<()> {
 /// Runs a job. A terminal stops this process by the signals `stops`.
 fn run_job(job: Result<AttachJob, ChildError>, stops: &[libc::c_int]) -> io::Result<()> {
     leave_signals_to_parent();
-    heap::give_back_at_once();
+    resident::give_back_at_once();
     let connection = Connection::of_stdin();
     let prepared = match job.and_then(prepare) {
         Ok(Ok(prepared)) => prepared,
@@ -96,9 +97,17 @@ fn run_job(job: Result<AttachJob, ChildError>, stops: &[libc::c_int]) -> io::Res
     if let Err(error) = prepared.found.machine.job_control().install(stops) {
         return connection.send(&ChildError::from(error).message());
     }
-    let message = match profile(*spec, prepared.found, prepared.means, &connection) {
-        Ok(outcome) => FromHost::End(outcome),
-        Err(error) => error.message(),
+    let ProfileMeans { files, wall, tables, runtime } = prepared.means;
+    let (own_side, watcher) = link();
+    let Watcher { stop, input, control, console: _, output: _, read, phase, notes: _ } = watcher;
+    let steering = Steering { stop, input, control, read };
+    // Its state is large, and would be on the stack once for each future around it.
+    let profiling = Box::pin(profile(*spec, prepared.found, (files, wall, tables), &connection, own_side));
+    let profiling = forward(profiling, phase, &connection);
+    let message = match runtime.block_on(obeyed_while(profiling, steering, &connection)) {
+        Ok(Ok(outcome)) => FromHost::End(outcome),
+        Ok(Err(error)) => error.message(),
+        Err(error) => ChildError::from(error).message(),
     };
     connection.send(&message)
 }
@@ -127,6 +136,7 @@ struct ProfileMeans {
     files: OpenFiles,
     /// Parts of the wall, for the profile.
     wall: String,
+    tables: MappedTables,
     /// Made before the wall: it takes descriptors that are not available inside of it.
     runtime: Runtime,
 }
@@ -158,11 +168,12 @@ impl OpenPurpose {
 /// there is not exactly one.
 fn prepare(job: AttachJob) -> Result<Result<Prepared, Vec<RunningMachine>>, ChildError> {
     let AttachJob { spec, disks, report, tables } = job;
-    if let Some(tables) = tables {
+    let tables = match tables {
         // SAFETY: the descriptors of the job are this process's own, and each occurs once in it; a file of
         // the parent's directory never changes once it has its name.
-        unsafe { tables::install(tables) }?;
-    }
+        Some(tables) => unsafe { tables::install(tables) }?,
+        None => MappedTables::default(),
+    };
     // SAFETY: as above.
     let report = OwnedFd::from(unsafe { inherited(report) });
     capabilities::raise_tracing()?;
@@ -170,7 +181,8 @@ fn prepare(job: AttachJob) -> Result<Result<Prepared, Vec<RunningMachine>>, Chil
         Ok(opened) => opened,
         Err(machines) => return Ok(Err(machines)),
     };
-    let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build()?;
+    let runtime =
+        tokio::runtime::Builder::new_current_thread().enable_all().max_io_events_per_tick(EVENTS).build()?;
     let reach = opened.reach();
     let purpose = OpenPurpose::open(spec.purpose, reach.process());
     let capabilities = capabilities::kept(matches!(reach, Reach::Kernel { .. }));
@@ -182,7 +194,7 @@ fn prepare(job: AttachJob) -> Result<Result<Prepared, Vec<RunningMachine>>, Chil
     // SAFETY: as above.
     let disks = disks.into_iter().map(|(disk, number)| (disk, unsafe { inherited(number) }));
     let files = open_disks(disks)?;
-    Ok(Ok(Prepared { purpose, found, means: ProfileMeans { files, wall, runtime } }))
+    Ok(Ok(Prepared { purpose, found, means: ProfileMeans { files, wall, tables, runtime } }))
 }
 
 /// The guest's files on its disks, which its VMM has open as well.
@@ -321,7 +333,7 @@ impl Machine {
 
     /// Waits until no other vprof profiles the machine. Returns at once when this one is to `stop`, and its
     /// start is refused then.
-    fn take_over(
+    async fn take_over(
         &mut self,
         connection: &Connection,
         stop: &tokio::sync::watch::Receiver<bool>,
@@ -332,7 +344,7 @@ impl Machine {
         }
         connection.send(&FromHost::Preparing(AWAITS.to_owned()))?;
         while !*stop.borrow() && !target.reserve()? {
-            std::thread::sleep(TAKE_OVER);
+            tokio::time::sleep(TAKE_OVER).await;
         }
         Ok(())
     }
@@ -382,24 +394,17 @@ impl Machine {
 }
 
 /// Samples the machine until it ends, or until the parent ends the run.
-fn profile(
+async fn profile(
     spec: ProfileSpec,
     found: FoundMachine,
-    means: ProfileMeans,
+    (files, wall, tables): (OpenFiles, String, MappedTables),
     connection: &Connection,
+    link: Link,
 ) -> Result<Outcome, ChildError> {
-    let ProfileMeans { files, wall, runtime } = means;
     let FoundMachine { mut machine, vm, by, engine, not_had, mut notes, counts, host_names } = found;
-    let (own_side, watcher) = link();
-    let Watcher { stop, input, control, console: _, output: _, read, phase, notes: _ } = watcher;
-    let reader = connection.reader()?;
-    std::thread::Builder::new().name("vprof-port".to_owned()).spawn(move || {
-        // A smaller set is always allowed.
-        let _allowed = capabilities::drop_all();
-        obey(reader, &stop, &input, &control, &read);
-    })?;
+    let Link { mut stop, mut input, mut control, phase, .. } = link;
     machine.prove();
-    machine.take_over(connection, &own_side.stop)?;
+    machine.take_over(connection, &stop).await?;
     let wanted = spec.recording.rate_hz;
     let lowered = LoweredRate::new(wanted, machine.rate_limit());
     if let Some(lowered) = lowered {
@@ -432,7 +437,7 @@ fn profile(
         meta: meta.into_iter().filter_map(|(key, value)| Some((key.to_owned(), value?))).collect(),
     };
     // The types of the host's kernel, and the first search for the guest's, took some ten MB.
-    heap::give_back_free();
+    resident::give_back_free();
     let sink = Box::new(ConnectionSink(connection.clone()));
     let (mut session, samplers) = Session::new(config, sink, files);
     session.set_counts(counts);
@@ -448,12 +453,9 @@ fn profile(
         session.set_copies(copies);
     }
     session.start(attached.memory().clone()).map_err(GuestError::Sink)?;
-    let Link { mut stop, mut input, mut control, phase: state, .. } = own_side;
-    let run = async {
-        let inputs = Inputs::new(&mut stop, &mut input, &mut control);
-        watch(&attached, &session, spec.duration, inputs, None, &state).await
-    };
-    runtime.block_on(heap::trimmed_while(forward(run, phase, connection)))?;
+    let inputs = Inputs::new(&mut stop, &mut input, &mut control);
+    let run = watch(&attached, &session, spec.duration, inputs, None, &phase);
+    resident::trimmed_while(run, || tables.give_back()).await?;
     Ok(finish(session, attached.wait()))
 }
 

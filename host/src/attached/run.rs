@@ -17,12 +17,12 @@ use tokio::time::{Instant, sleep};
 use super::child;
 use super::tables::HalfTables;
 use super::{AttachJob, AttachSpec, AttachedMemoryUse, AttachedVm, COMMAND, FoundVm, MemoryAnswer};
-use crate::heap;
 use crate::link::Link;
 use crate::portable::log::Log;
 use crate::process::{Foreign, OwnChild, continued, fork_child, prepare_child, refused_call, walled_command};
 use crate::protocol::{FrameError, read_message};
 use crate::relay::{Relay, RelayEnd};
+use crate::resident;
 use crate::spec::{DiskSpec, Outcome};
 
 /// Time in which a half ends whose connection is closed: it lets the machine go.
@@ -213,7 +213,7 @@ impl AttachHalf {
         let mut relay = Relay::new(sink, Batch::default(), None);
         let (process, stop) = (Some(self.child.id()), link.stop.clone());
         let (tables, notes) = (self.tables.take(), link.notes.clone());
-        let run = heap::trimmed_while(continued(process, stop, relay.talk(connection, &mut link)));
+        let run = resident::trimmed_while(continued(process, stop, relay.talk(connection, &mut link)), || {});
         let result = match tables {
             Some(tables) => {
                 let (result, copied) = tables.copied_while(run).await;

@@ -169,6 +169,24 @@ fn remove_oldest(directory: &Path) -> io::Result<()> {
     Ok(())
 }
 
+/// Tables of other halves that this process has mapped.
+#[derive(Debug, Default)]
+pub(super) struct MappedTables(Vec<&'static [u8]>);
+
+impl MappedTables {
+    /// Lets go the pages of the tables that were not used lately: comparing a table reads all of it, names
+    /// and unwinding a small part. They stay in the host's page cache while it has room.
+    pub(super) fn give_back(&self) {
+        for file in &self.0 {
+            // SAFETY: exactly one mapping of a file, which is only read: a page that is used again has the
+            // same bytes.
+            unsafe {
+                libc::madvise(file.as_ptr().cast_mut().cast(), file.len(), libc::MADV_DONTNEED);
+            }
+        }
+    }
+}
+
 /// Maps the tables of other halves, and room for new ones, and lets all tables of this process be shared.
 ///
 /// # Safety
@@ -176,7 +194,7 @@ fn remove_oldest(directory: &Path) -> io::Result<()> {
 ///
 /// # Errors
 /// A file cannot be mapped.
-pub(super) unsafe fn install(files: TableFiles) -> io::Result<()> {
+pub(super) unsafe fn install(files: TableFiles) -> io::Result<MappedTables> {
     // SAFETY: as the caller promises.
     let own = |number: RawFd| OwnedFd::from(unsafe { crate::connection::inherited(number) });
     let mut known: Vec<&'static [u8]> = Vec::new();
@@ -198,9 +216,8 @@ pub(super) unsafe fn install(files: TableFiles) -> io::Result<()> {
     // SAFETY: the rest of the mapping; nothing else in this process refers to it, and the parent only reads
     // it.
     let room = unsafe { std::slice::from_raw_parts_mut(new.add(head), room) };
-    TablePool::new(&known, TableRoom::new(used, room))
-        .install()
-        .map_err(|_| io::ErrorKind::AlreadyExists.into())
+    TablePool::new(&known, TableRoom::new(used, room)).install().map_err(|_| io::ErrorKind::AlreadyExists)?;
+    Ok(MappedTables(known))
 }
 
 /// Maps the first bytes of a file for good.
@@ -250,6 +267,22 @@ mod tests {
         append(&same, &[1; 6_400], 0);
         same.copy_new(true).unwrap();
         assert_eq!(contents(directory.path()).len(), 2, "equal tables are one file");
+    }
+
+    #[test]
+    fn pages_that_are_given_back_are_there_again_when_they_are_used() {
+        let mut file = tempfile::tempfile().unwrap();
+        let bytes: Vec<u8> = (0..4 << 20).map(|at: u32| at.to_le_bytes()[2]).collect();
+        file.write_all(&bytes).unwrap();
+        let at = map(&file, bytes.len() as u64, libc::PROT_READ).unwrap();
+        // SAFETY: the mapping has so many bytes and stays; nobody writes to the file.
+        let mapped = unsafe { std::slice::from_raw_parts(at.cast_const(), bytes.len()) };
+        assert_eq!(mapped, bytes);
+        let resident = || testkit::resident_kb(at.addr());
+        assert_eq!(resident(), 4 << 10);
+        MappedTables(vec![mapped]).give_back();
+        assert_eq!(resident(), 0);
+        assert_eq!(mapped, bytes);
     }
 
     #[test]

@@ -1,7 +1,9 @@
-//! The run's end of the socket: a separate thread, so that no client can delay the run.
+//! The run's end of the socket: a thread that the first client starts, so that no client can delay the run,
+//! and recorders, of which a host may have many, have none.
 
 use std::collections::VecDeque;
 use std::io;
+use std::os::unix::net::{UnixListener as StdUnixListener, UnixStream as StdUnixStream};
 use std::path::{Path, PathBuf};
 use std::sync::{Arc, Mutex, PoisonError};
 use std::thread::JoinHandle;
@@ -12,10 +14,12 @@ use profile::live::View;
 use sampler::conditions::{BadCondition, Condition, RunTrigger};
 use serde::Serialize;
 use serde_json::{Value, json};
+use text::message::Reason;
 use tokio::io::{AsyncBufReadExt, AsyncReadExt, AsyncWriteExt, BufReader};
 use tokio::net::unix::{OwnedReadHalf, OwnedWriteHalf};
 use tokio::net::{UnixListener, UnixStream};
 use tokio::sync::{Semaphore, mpsc, oneshot, watch};
+use tokio::task::AbortHandle;
 use tokio::time::{MissedTickBehavior, interval, timeout};
 
 use super::place;
@@ -53,15 +57,26 @@ pub struct Run {
 #[derive(Debug)]
 pub struct Server {
     socket: PathBuf,
-    stop: Option<oneshot::Sender<()>>,
-    thread: Option<JoinHandle<()>>,
+    waiting: AbortHandle,
+    thread: Arc<Mutex<Option<ServerThread>>>,
+}
+
+/// The thread of a server that has had a client.
+#[derive(Debug)]
+struct ServerThread {
+    stop: oneshot::Sender<()>,
+    thread: JoinHandle<()>,
 }
 
 impl Server {
-    /// Listens at `socket`, or where clients search for the runs of this user.
+    /// Listens at `socket`, or where clients search for the runs of this user. The present runtime waits for
+    /// the first client.
     ///
     /// # Errors
     /// The socket cannot be made, or is another run's.
+    ///
+    /// # Panics
+    /// Outside of a runtime.
     pub fn start(socket: Option<&Path>, run: Run) -> io::Result<Self> {
         let socket = match socket {
             Some(path) => path.to_owned(),
@@ -71,28 +86,31 @@ impl Server {
             }
         };
         let listener = crate::socket::listen(&socket)?;
-        listener.set_nonblocking(true)?;
-        let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build()?;
-        let (stop, stopped) = oneshot::channel();
-        let thread = std::thread::Builder::new().name("vprof-control".to_owned()).spawn(move || {
-            runtime.block_on(async {
-                let Ok(listener) = UnixListener::from_std(listener) else { return };
-                tokio::select! {
-                    () = accept(listener, Arc::new(Served::new(run))) => {}
-                    // Dropped or sent: the run has ended.
-                    _ = stopped => {}
-                }
-            });
+        let listener = listener.set_nonblocking(true).and_then(|()| UnixListener::from_std(listener));
+        let listener = listener.inspect_err(|_| drop(std::fs::remove_file(&socket)))?;
+        let thread = Arc::<Mutex<_>>::default();
+        let place = Arc::clone(&thread);
+        let waiting = tokio::spawn(async move {
+            let first = next(&listener).await;
+            let started = listener
+                .into_std()
+                .and_then(|listener| ServerThread::start(listener, first.into_std()?, Served::new(run)));
+            match started {
+                Ok(started) => *place.lock().unwrap_or_else(PoisonError::into_inner) = Some(started),
+                // The client sees that the connection is closed.
+                Err(error) => eprintln!("vprof: the control socket has failed: {}", Reason(&error)),
+            }
         });
-        let thread = thread.inspect_err(|_| drop(std::fs::remove_file(&socket)))?;
-        Ok(Self { socket, stop: Some(stop), thread: Some(thread) })
+        Ok(Self { socket, waiting: waiting.abort_handle(), thread })
     }
 }
 
 impl Drop for Server {
     fn drop(&mut self) {
-        drop(self.stop.take());
-        if let Some(thread) = self.thread.take() {
+        self.waiting.abort();
+        let started = self.thread.lock().unwrap_or_else(PoisonError::into_inner).take();
+        if let Some(ServerThread { stop, thread }) = started {
+            drop(stop);
             // A panic in it was reported when it happened.
             drop(thread.join());
         }
@@ -101,14 +119,42 @@ impl Drop for Server {
     }
 }
 
-async fn accept(listener: UnixListener, served: Arc<Served>) {
-    let places = Arc::new(Semaphore::new(CLIENTS));
+impl ServerThread {
+    /// Starts the thread, with its first client.
+    fn start(listener: StdUnixListener, first: StdUnixStream, served: Served) -> io::Result<Self> {
+        let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build()?;
+        let (stop, stopped) = oneshot::channel();
+        let thread = std::thread::Builder::new().name("vprof-control".to_owned()).spawn(move || {
+            runtime.block_on(async {
+                let opened = UnixListener::from_std(listener)
+                    .and_then(|listener| Ok((listener, UnixStream::from_std(first)?)));
+                let Ok((listener, first)) = opened else { return };
+                tokio::select! {
+                    () = accept(listener, first, Arc::new(served)) => {}
+                    // Dropped or sent: the run has ended.
+                    _ = stopped => {}
+                }
+            });
+        })?;
+        Ok(Self { stop, thread })
+    }
+}
+
+/// Waits for the next client.
+async fn next(listener: &UnixListener) -> UnixStream {
     loop {
-        let Ok((stream, _)) = listener.accept().await else {
+        match listener.accept().await {
+            Ok((stream, _)) => return stream,
             // Out of descriptors, most likely: some client will leave.
-            tokio::time::sleep(Duration::from_millis(100)).await;
-            continue;
-        };
+            Err(_) => tokio::time::sleep(Duration::from_millis(100)).await,
+        }
+    }
+}
+
+async fn accept(listener: UnixListener, first: UnixStream, served: Arc<Served>) {
+    let places = Arc::new(Semaphore::new(CLIENTS));
+    let mut stream = first;
+    loop {
         let own = nix::unistd::geteuid().as_raw();
         let allowed = stream.peer_cred().is_ok_and(|peer| peer.uid() == own || peer.uid() == 0);
         let (served, place) = (Arc::clone(&served), Arc::clone(&places).try_acquire_owned());
@@ -122,6 +168,7 @@ async fn accept(listener: UnixListener, served: Arc<Served>) {
             // It may be gone already.
             drop(send(&mut writer, &refused(None, &refusal)).await);
         });
+        stream = next(&listener).await;
     }
 }
 

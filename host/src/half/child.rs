@@ -15,10 +15,11 @@ use wall::{AttachedWall, WallConfig};
 
 use super::{CableFd, Descriptors, HalfJob, Hypervisor};
 use crate::connection::{
-    ChildError, Connection, ConnectionSink, forward, inherited, leave_signals_to_parent, obey,
+    ChildError, Connection, ConnectionSink, Steering, forward, inherited, leave_signals_to_parent,
+    obeyed_while,
 };
 use crate::guest::{self, Connected};
-use crate::link::{Link, Watcher, link};
+use crate::link::{EVENTS, Link, Watcher, link};
 use crate::network::{Cable, CardEnd};
 use crate::portable::qemu::Qemu;
 use crate::process::read_all;
@@ -56,7 +57,8 @@ fn serve(connection: &Connection, job: RawFd) -> Result<Outcome, ChildError> {
     let written = written.iter().map(File::try_clone).collect::<Result<Vec<_>, _>>()?;
     let directory = std::env::var_os("TMPDIR").map(PathBuf::from).unwrap_or_default();
     // Made before the wall: it takes descriptors that are not available inside of each.
-    let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build()?;
+    let runtime =
+        tokio::runtime::Builder::new_current_thread().enable_all().max_io_events_per_tick(EVENTS).build()?;
     let guest = match hypervisor {
         Hypervisor::Kvm(kvm) => {
             // SAFETY: as above.
@@ -83,13 +85,10 @@ fn serve(connection: &Connection, job: RawFd) -> Result<Outcome, ChildError> {
             let _failed = sender.send(&FromHost::Output(stream, bytes.to_vec()));
         })?);
     }
-    let reader = connection.reader()?;
-    std::thread::Builder::new()
-        .name("vprof-port".to_owned())
-        .spawn(move || obey(reader, &stop, &input, &control, &read))?;
-
     let sink = Box::new(ConnectionSink(connection.clone()));
-    let outcome = runtime.block_on(forward(guest.run(&run, sink, guest_side), phase, connection));
+    let steering = Steering { stop, input, control, read };
+    let run = forward(guest.run(&run, sink, guest_side), phase, connection);
+    let outcome = runtime.block_on(obeyed_while(run, steering, connection))?;
     let lost: u64 = pumps.into_iter().map(|pump| pump.finish(FLUSH_LIMIT)).sum();
     let written = if sync_disks { write_back(connection, &written) } else { Ok(()) };
     let mut outcome = outcome?;

@@ -12,6 +12,9 @@ use serde::de::DeserializeOwned;
 /// The longest message, bytes. A batch of one second at 64 vCPUs and 5 kHz takes about 20 MB.
 const MAX_FRAME: usize = 64 << 20;
 
+/// Memory that is kept for the next message, bytes. A host may have many processes that each keep it.
+const KEPT: usize = 4 << 10;
+
 /// Why a stream of messages can't be understood.
 #[derive(Debug, thiserror::Error)]
 pub enum FrameError {
@@ -77,6 +80,11 @@ impl Decoder {
     /// # Errors
     /// The bytes are not a message. The stream is of no use then.
     pub fn next_message<T: DeserializeOwned>(&mut self) -> Result<Option<T>, FrameError> {
+        if self.start > 0 && self.start == self.bytes.len() {
+            self.bytes.clear();
+            self.bytes.shrink_to(KEPT);
+            self.start = 0;
+        }
         let rest = &self.bytes[self.start..];
         let Some((prefix, body)) = rest.split_first_chunk::<4>() else { return Ok(None) };
         let length = usize::try_from(u32::from_le_bytes(*prefix)).unwrap_or(usize::MAX);
@@ -116,6 +124,21 @@ mod tests {
             }
             assert_eq!(received, sent, "in chunks of {size}");
         }
+    }
+
+    #[test]
+    fn memory_of_a_long_message_is_not_kept() {
+        let mut decoder = Decoder::default();
+        let long = ToHost::ConsoleInput(vec![7; 100_000]);
+        let frames = [encode(&long).unwrap(), encode(&ToHost::Stop).unwrap()].concat();
+        let (most, rest) = frames.split_at(frames.len() - 1);
+        decoder.push(most);
+        assert_eq!(decoder.next_message().unwrap(), Some(long));
+        assert_eq!(decoder.next_message::<ToHost>().unwrap(), None, "a part of it has come");
+        decoder.push(rest);
+        assert_eq!(decoder.next_message().unwrap(), Some(ToHost::Stop));
+        assert_eq!(decoder.next_message::<ToHost>().unwrap(), None);
+        assert!(decoder.bytes.capacity() <= KEPT, "{}", decoder.bytes.capacity());
     }
 
     #[test]

@@ -4,7 +4,10 @@
 //! Each CPU collects changes of a counter before it adds them to the sum, and `/proc/meminfo` shows the sum
 //! only. So does this reader, to show the same.
 
+use std::ops::Deref;
+
 use super::{MemoryCounters, MemoryReader, PAGE, pages, signed, unreadable};
+use crate::kernel::Kernel;
 use crate::layout::{CounterLayout, EventLayout, HugeLayout, StatItem, StatTable};
 use crate::memory::PhysicalMemory;
 use crate::missing::Missing;
@@ -26,7 +29,7 @@ struct ZoneSums {
     free_lists: i64,
 }
 
-impl MemoryReader<'_> {
+impl<K: Deref<Target = Kernel>> MemoryReader<K> {
     pub(super) fn counters<M: PhysicalMemory>(&self, view: &View<'_, M>) -> Result<MemoryCounters, Missing> {
         let layout = self.layouts.counters.as_ref().map_err(Clone::clone)?;
         let (zone_stat, node_stat) =

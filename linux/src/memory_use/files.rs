@@ -9,11 +9,13 @@
 
 use std::cmp::Reverse;
 use std::collections::{BinaryHeap, HashSet};
+use std::ops::Deref;
 
 use text::clean::ascii;
 
 use super::{FileMemory, FilesystemMemory, Holders, MemoryReader, PAGE, unreadable};
 use crate::gather::GatherPlan;
+use crate::kernel::Kernel;
 use crate::layout::{DentryLayout, SuperBlockLayout};
 use crate::memory::PhysicalMemory;
 use crate::missing::Missing;
@@ -88,7 +90,7 @@ impl<M: PhysicalMemory> InodeReader<'_, M> {
     }
 }
 
-impl MemoryReader<'_> {
+impl<K: Deref<Target = Kernel>> MemoryReader<K> {
     fn inodes<'a, M: PhysicalMemory>(&'a self, view: &'a View<'a, M>) -> Result<InodeReader<'a, M>, Missing> {
         let layout = self.layouts.files.as_ref().map_err(Clone::clone)?;
         let plan = GatherPlan::new([(layout.inode_link, 8), (layout.mapping, 8), (layout.pages, 8)]);

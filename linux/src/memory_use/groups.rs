@@ -9,7 +9,10 @@
 //! number(group)  = state + changes(group)
 //! ```
 
+use std::ops::Deref;
+
 use super::{GroupMemory, GroupStat, Holders, MemoryReader, PAGE, pages, signed, unreadable};
+use crate::kernel::Kernel;
 use crate::layout::{GROUP_ITEMS, GroupItem, GroupStatLayout, MemoryGroupLayout};
 use crate::memory::PhysicalMemory;
 use crate::missing::Missing;
@@ -41,7 +44,7 @@ struct GroupWalk<'a, M> {
     complete: bool,
 }
 
-impl MemoryReader<'_> {
+impl<K: Deref<Target = Kernel>> MemoryReader<K> {
     pub(super) fn groups<M: PhysicalMemory>(
         &self,
         view: &View<'_, M>,

@@ -18,6 +18,8 @@ mod processes;
 mod slabs;
 mod snapshot;
 
+use std::ops::Deref;
+
 use serde::{Deserialize, Serialize};
 
 use crate::kernel::Kernel;
@@ -346,26 +348,28 @@ pub struct FileMemory {
     pub size: u64,
 }
 
-/// Reader of a guest's memory by holder.
+/// Reader of a guest's memory by holder, with its own kernel or another's.
 #[derive(Debug)]
-pub struct MemoryReader<'a> {
-    kernel: &'a Kernel,
+pub struct MemoryReader<K> {
+    kernel: K,
     layouts: MemoryLayouts,
     /// Offset of each CPU's area.
     cpus: Vec<u64>,
 }
 
-impl<'a> MemoryReader<'a> {
-    pub(crate) fn new(
-        kernel: &'a Kernel,
-        memory: &impl PhysicalMemory,
-        layouts: MemoryLayouts,
-    ) -> Result<Self, Missing> {
+impl<K: Deref<Target = Kernel>> MemoryReader<K> {
+    /// Prepares a reader. The kernel's types are parsed for it.
+    ///
+    /// # Errors
+    /// The reason why this kernel's memory cannot be read by holder.
+    pub fn new(kernel: K, memory: &impl PhysicalMemory) -> Result<Self, Missing> {
+        let layouts = kernel.with_btf(memory, MemoryLayouts::new)?;
         let view = kernel.view(memory);
         let variable = kernel.symbol("vm_event_states")?;
         let areas =
             PerCpuAreas::new(&view, kernel.symbol_table()?, kernel.symbol("__per_cpu_offset")?, variable)?;
-        Ok(Self { kernel, layouts, cpus: areas.offsets().collect() })
+        let cpus = areas.offsets().collect();
+        Ok(Self { kernel, layouts, cpus })
     }
 
     /// Reads the guest's memory by holder, with at most `most` rows of each kind, and 1,024 files.

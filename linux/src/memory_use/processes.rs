@@ -3,9 +3,12 @@
 //! Until 6.1 a thread keeps up to 64 pages of changes to itself (`TASK_RSS_EVENTS_THRESH`, mm/memory.c);
 //! since 6.2 each CPU keeps a part. Both are added, so a number is that of the process's page tables.
 
+use std::ops::Deref;
+
 use text::clean::ascii;
 
 use super::{Holders, MemoryReader, ProcessMemory, pages, signed};
+use crate::kernel::Kernel;
 use crate::layout::{MmUseLayout, RssLayout, TaskLayout, ThreadLayout};
 use crate::memory::PhysicalMemory;
 use crate::missing::Missing;
@@ -21,7 +24,7 @@ struct Tasks<'a> {
     used: &'a MmUseLayout,
 }
 
-impl MemoryReader<'_> {
+impl<K: Deref<Target = Kernel>> MemoryReader<K> {
     /// Returns all processes with memory. Those that start, end or call exec meanwhile may be left out, as
     /// are numbers beyond `total` bytes.
     pub(super) fn processes<M: PhysicalMemory>(

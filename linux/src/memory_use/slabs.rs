@@ -1,7 +1,10 @@
 //! Caches of kernel objects of SLUB, as `/proc/slabinfo` shows them (`get_slabinfo`, mm/slub.c).
 
+use std::ops::Deref;
+
 use super::counters::MAX_NODES;
 use super::{Holders, MemoryReader, PAGE, SlabMemory, signed, unreadable};
+use crate::kernel::Kernel;
 use crate::layout::SlabLayout;
 use crate::memory::PhysicalMemory;
 use crate::missing::Missing;
@@ -17,7 +20,7 @@ const ORDER_SHIFT: u32 = 16;
 /// Order of a slab, at most (`MAX_PAGE_ORDER`, include/linux/mmzone.h, and one).
 const MAX_ORDER: u32 = 11;
 
-impl MemoryReader<'_> {
+impl<K: Deref<Target = Kernel>> MemoryReader<K> {
     pub(super) fn slabs<M: PhysicalMemory>(
         &self,
         view: &View<'_, M>,

@@ -3,6 +3,7 @@ use std::os::unix::net::UnixStream as StdStream;
 
 use profile::{Batch, Sink, SinkError};
 use tempfile::TempDir;
+use tokio::runtime::Builder;
 
 use super::*;
 use crate::control::client::Client as Blocking;
@@ -25,6 +26,8 @@ struct Stage {
     stop: watch::Receiver<bool>,
     _phase: watch::Sender<Phase>,
     server: Option<Server>,
+    /// Ends the run's runtime.
+    _end: oneshot::Sender<()>,
 }
 
 impl Stage {
@@ -45,8 +48,14 @@ impl Stage {
             control: control_sender,
             stop: stop_sender,
         };
-        let server = Some(Server::start(Some(&socket), run).unwrap());
-        Self { _place: place, socket, tables, control, stop, _phase: phase, server }
+        let runtime = Builder::new_current_thread().enable_all().build().unwrap();
+        let server = {
+            let _inside = runtime.enter();
+            Some(Server::start(Some(&socket), run).unwrap())
+        };
+        let (end, ended) = oneshot::channel();
+        std::thread::spawn(move || runtime.block_on(ended));
+        Self { _place: place, socket, tables, control, stop, _phase: phase, server, _end: end }
     }
 
     fn connect(&self) -> StdStream {

@@ -1,5 +1,7 @@
-//! Settings of the heap, so that it gives memory back.
+//! Memory that a process gives back to the host's kernel: a host may have many recorders, each of which needs
+//! most of its memory only at its start.
 
+use std::ptr;
 use std::time::Duration;
 
 use tokio::time::{Instant, MissedTickBehavior, interval_at};
@@ -8,6 +10,9 @@ use tokio::time::{Instant, MissedTickBehavior, interval_at};
 const FIRST: Duration = Duration::from_secs(5);
 /// Time between two times. Readings of the guest's tables use some ten MB for a moment.
 const PERIOD: Duration = Duration::from_secs(60);
+
+/// Size of a page, bytes.
+const PAGE: usize = 4 << 10;
 
 /// Size from which on an allocation has its own mapping, and size of free memory at the end of the heap that
 /// is given back, bytes.
@@ -40,15 +45,21 @@ pub fn share_one_arena() {
     }
 }
 
-/// Gives free memory back now and then until `run` ends.
-pub(crate) async fn trimmed_while<T>(run: impl Future<Output = T>) -> T {
+/// Gives memory back now and then until `run` ends: the heap's, the stack's of the thread that polls this,
+/// the program's, and what `also` gives back.
+pub async fn trimmed_while<T>(run: impl Future<Output = T>, also: impl Fn()) -> T {
     tokio::pin!(run);
     let mut times = interval_at(Instant::now() + FIRST, PERIOD);
     times.set_missed_tick_behavior(MissedTickBehavior::Delay);
     loop {
         tokio::select! {
             outcome = &mut run => return outcome,
-            _ = times.tick() => give_back_free(),
+            _ = times.tick() => {
+                give_back_free();
+                attach::give_back_stack();
+                give_back_program();
+                also();
+            }
         }
     }
 }
@@ -59,5 +70,40 @@ pub fn give_back_free() {
     // SAFETY: malloc_trim takes a number, and locks by itself.
     unsafe {
         libc::malloc_trim(0);
+    }
+}
+
+/// Lets go the pages of the program's code and constants, of which a process uses a part again: other memory
+/// is needed at the start. They stay in the host's page cache while it has room.
+pub fn give_back_program() {
+    unsafe extern "C" {
+        // Begin and end of the program's code, with what is before it, by GNU ld and LLVM's lld (`info ld`,
+        // "PROVIDE").
+        static __executable_start: u8;
+        static etext: u8;
+    }
+    let (start, end) = ((&raw const __executable_start).addr(), (&raw const etext).addr());
+    let pages = |address: usize| address & !(PAGE - 1);
+    let length = pages(end).saturating_sub(pages(start));
+    // SAFETY: the range is of mappings of the program's file that nothing ever writes: relocations are in
+    // other pages. A page that is used again has the file's bytes, as before.
+    unsafe {
+        libc::madvise(ptr::without_provenance_mut(pages(start)), length, libc::MADV_DONTNEED);
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn code_and_constants_are_there_again_when_they_are_used() {
+        let text = ["names of kernels", "names of programs"].concat();
+        let code = give_back_program as fn();
+        let before = testkit::resident_kb(code as usize);
+        give_back_program();
+        let after = testkit::resident_kb(code as usize);
+        assert!(after < before, "{before} KB, then {after} KB");
+        assert_eq!(text, format!("names of {}names of {}", "kernels", "programs"));
     }
 }

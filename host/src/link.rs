@@ -7,6 +7,7 @@ use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 
 use sampler::SessionStatus;
+use tokio::runtime::{Builder, Runtime};
 use tokio::sync::{mpsc, watch};
 
 use crate::protocol::Control;
@@ -16,7 +17,15 @@ use crate::protocol::Control;
 pub type BytesRead = [u64; 2];
 
 /// Events that a run's runtime takes at once: it waits for a few descriptors. The default takes 12 KiB.
-pub const EVENTS: usize = 32;
+const EVENTS: usize = 32;
+
+/// Makes the runtime of one end of a run.
+///
+/// # Errors
+/// No descriptors are left.
+pub fn runtime() -> io::Result<Runtime> {
+    Builder::new_current_thread().enable_all().max_io_events_per_tick(EVENTS).build()
+}
 
 /// The guest's side of the connection.
 #[derive(Debug)]

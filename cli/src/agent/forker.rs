@@ -266,11 +266,11 @@ fn serve() -> io::Result<()> {
     let signals = SignalFd::with_flags(&ends, SfdFlags::SFD_CLOEXEC | SfdFlags::SFD_NONBLOCK)?;
     host::resident::share_one_arena();
     host::resident::give_back_free();
-    host::resident::give_back_program();
     let mut recorders: HashMap<u64, ForkedChild> = HashMap::new();
     let mut decoder = Decoder::default();
     let mut buffer = [0; 4096];
     loop {
+        host::resident::give_back_program();
         let [has_orders, has_ends] = readable([stream.as_fd(), signals.as_fd()])?;
         if has_orders {
             match stream.read(&mut buffer)? {
@@ -298,9 +298,6 @@ fn serve() -> io::Result<()> {
                     }
                 }
             }
-        }
-        if has_orders {
-            host::resident::give_back_program();
         }
         if has_ends {
             while signals.read_signal()?.is_some() {}

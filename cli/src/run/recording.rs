@@ -205,11 +205,8 @@ fn run_to_end<F: Future<Output = Result<Outcome, Error>>>(
     start: impl FnOnce(Link, live::SharedTables) -> F,
 ) -> Result<(Outcome, Vec<String>, bool), Error> {
     let screen = &screens.console;
-    let runtime = tokio::runtime::Builder::new_current_thread()
-        .enable_all()
-        .max_io_events_per_tick(host::link::EVENTS)
-        .build()
-        .map_err(|source| Error::System { action: "start the runtime", source })?;
+    let runtime =
+        host::link::runtime().map_err(|source| Error::System { action: "start the runtime", source })?;
     let (guest_side, Watcher { stop, input, control, console, output, read, phase, notes }) = link();
     let tables = live::SharedTables::default();
     let run = server::Run {

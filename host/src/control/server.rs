@@ -122,7 +122,7 @@ impl Drop for Server {
 impl ServerThread {
     /// Starts the thread, with its first client.
     fn start(listener: StdUnixListener, first: StdUnixStream, served: Served) -> io::Result<Self> {
-        let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build()?;
+        let runtime = crate::link::runtime()?;
         let (stop, stopped) = oneshot::channel();
         let thread = std::thread::Builder::new().name("vprof-control".to_owned()).spawn(move || {
             runtime.block_on(async {

@@ -99,7 +99,8 @@ impl Lake {
         let compact = self.directory.path().join(format!("lake-of-{engine}/v1/samples/day={DAY}/hour=all"));
         let files = fs::read_dir(compact).expect("a directory").flatten();
         let files = files.filter(|file| file.path().extension().is_some_and(|end| end == "parquet")).count();
-        assert_eq!(files, 1, "{engine}");
+        // DuckDB's SQL sorts VMs in several parts.
+        assert!((1..=HOSTS).contains(&(files as u64)), "{engine}: {files} files");
         Some(answers)
     }
 

@@ -309,7 +309,9 @@ fn redirects_never_leave_tls() {
     let Some(certificate) = TestCertificate::new(directory.path(), "IP:127.0.0.1") else { return };
     let redirect = |url: &str| {
         let path = format!("{url}/buildid/{}/debuginfo", id());
-        answer(format!("HTTP/1.1 302 Found\r\nContent-Length: 0\r\nLocation: {path}\r\n\r\n"))
+        // The server closes each connection: the client must not send its next request over it.
+        let headers = "Content-Length: 0\r\nConnection: close";
+        answer(format!("HTTP/1.1 302 Found\r\n{headers}\r\nLocation: {path}\r\n\r\n"))
     };
     let tls = |answers| serve_tls(&certificate, answers, false);
     let find = |url: String| TestClient::new(url).set("SSL_CERT_FILE", &certificate.certificate).find();

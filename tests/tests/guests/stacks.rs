@@ -41,7 +41,8 @@ fn count(run: &Run, program: &str, function: &str, is: impl Fn(&[&str]) -> bool)
             found += if is(&stack) { samples } else { 0 };
         }
     }
-    assert!(all > 30, "{program} has {all} samples in {function}");
+    // A slow host takes fewer samples in the same time of the guest.
+    assert!(all >= 20, "{program} has {all} samples in {function}");
     (found, all)
 }
 

@@ -100,7 +100,8 @@ impl Lake {
         let files = fs::read_dir(compact).expect("a directory").flatten();
         let files = files.filter(|file| file.path().extension().is_some_and(|end| end == "parquet")).count();
         // DuckDB's SQL sorts VMs in several parts.
-        assert!((1..=HOSTS).contains(&(files as u64)), "{engine}: {files} files");
+        let most = if engine == "duckdb" { HOSTS } else { 1 };
+        assert!((1..=most).contains(&(files as u64)), "{engine}: {files} files");
         Some(answers)
     }
 

@@ -81,7 +81,7 @@ impl Lake {
     /// Asks an engine of one of the packages. It gives the same answers from larger files that it makes of a
     /// day.
     fn ask(&self, engine: &str, packages: &[&str], master: Option<&str>) -> Option<Answers> {
-        let programs = python_packages(Path::new(env!("CARGO_TARGET_TMPDIR")), packages)?;
+        let programs = python_packages(packages)?;
         let root = Path::new(env!("CARGO_MANIFEST_DIR"));
         let mut command = Command::new(programs.join("python3"));
         command
@@ -173,7 +173,7 @@ impl Drop for Processes {
 #[ignore = "half a gigabyte of packages, and a cluster of five processes in Java"]
 fn a_spark_cluster_has_the_sums_of_a_merged_profile() {
     const PACKAGES: &[&str] = &["pyspark==4.3.0"];
-    let Some(programs) = python_packages(Path::new(env!("CARGO_TARGET_TMPDIR")), PACKAGES) else { return };
+    let Some(programs) = python_packages(PACKAGES) else { return };
     if tool("java").is_none() {
         return;
     }

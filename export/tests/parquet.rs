@@ -1,7 +1,6 @@
 //! Parquet in pyarrow.
 
 use std::fs;
-use std::path::Path;
 use std::process::Command;
 
 use export::lake::{HOUR_NS, KnownStacks, LakeProfile, LakeVm, LakeWindow, LakeWriter};
@@ -16,7 +15,7 @@ const SAMPLES: u64 = 150_000;
 
 #[test]
 fn pyarrow_reads_the_columns_of_csv() {
-    let Some(programs) = python_packages(Path::new(env!("CARGO_TARGET_TMPDIR")), &[PACKAGE]) else { return };
+    let Some(programs) = python_packages(&[PACKAGE]) else { return };
     let directory = tempfile::tempdir().expect("a directory");
     let path = directory.path().join("made-up.vprof");
     made_up::write_profile(&path, SAMPLES, 500);
@@ -53,7 +52,7 @@ print('equal')
 
 #[test]
 fn pyarrow_reads_a_lake_by_its_directories() {
-    let Some(programs) = python_packages(Path::new(env!("CARGO_TARGET_TMPDIR")), &[PACKAGE]) else { return };
+    let Some(programs) = python_packages(&[PACKAGE]) else { return };
     let directory = tempfile::tempdir().expect("a directory");
     let path = directory.path().join("made-up.vprof");
     made_up::write_profile(&path, 20_000, 300);

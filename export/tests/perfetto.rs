@@ -252,7 +252,7 @@ fn add_host(batch: &mut Batch) {
 
 /// Exports the profile, and returns what Perfetto's schema reads; `None` without Perfetto's package.
 fn exported(profile: &Profile, directory: &Path, request: &Request) -> Option<BTreeMap<String, u64>> {
-    let programs = python_packages(Path::new(env!("CARGO_TARGET_TMPDIR")), &[PACKAGE])?;
+    let programs = python_packages(&[PACKAGE])?;
     let mut bytes = Vec::new();
     export::write(profile, request, &mut bytes, &mut |_, _| {}).expect("an export");
     let file = directory.join("made-up.pftrace");

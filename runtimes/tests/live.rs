@@ -108,7 +108,7 @@ fn threads_have_the_frames_that_their_program_sees() {
 
 /// Returns the frames of each thread, by its ident, as py-spy sees them.
 fn py_spy(pid: u32) -> Option<HashMap<u64, Vec<String>>> {
-    let programs = testkit::python_packages(Path::new(env!("CARGO_TARGET_TMPDIR")), &["py-spy==0.4.3"])?;
+    let programs = testkit::python_packages(&["py-spy==0.4.3"])?;
     let mut command = Command::new(programs.join("py-spy"));
     let output = command.args(["dump", "--json", "--pid", &pid.to_string()]).output().expect("py-spy");
     assert!(output.status.success(), "{}", String::from_utf8_lossy(&output.stderr));

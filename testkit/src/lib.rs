@@ -2,6 +2,7 @@
 //!
 //! Never a dependency of the program.
 
+mod cache;
 mod cpio;
 pub mod elf;
 pub mod events;
@@ -14,6 +15,7 @@ mod python;
 mod receiver;
 mod terminal;
 
+pub use cache::{cache_directory, cached};
 pub use cpio::{CpioEntry, cpio_archive};
 pub use eventually::eventually;
 pub use kernel::bz_image;

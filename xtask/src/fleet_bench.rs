@@ -158,7 +158,7 @@ pub fn run(options: &FleetBenchArgs) -> Result<ExitCode> {
     };
     let packages = |package: &str| {
         let made = line.during(&format!("installing {package}"), || {
-            python_packages(&root.join("target/python"), &[package]).context("an engine is needed")
+            python_packages(&[package]).context("an engine is needed")
         });
         made.with_context(|| format!("{package} is not installed"))
     };

@@ -173,7 +173,7 @@ fn files(directory: &Path) -> BTreeMap<PathBuf, Vec<u8>> {
 
 #[test]
 fn certificates_are_those_of_the_systems_authorities() {
-    let Some(programs) = python_packages(Path::new(env!("CARGO_TARGET_TMPDIR")), &TLS) else { return };
+    let Some(programs) = python_packages(&TLS) else { return };
     let spool = TestSpool::new();
     let window = spool.add(0, &["web"]);
     let script = Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/agent_sinks/tls.py");

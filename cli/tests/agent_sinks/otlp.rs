@@ -60,7 +60,7 @@ fn by_innermost(stacks: &BTreeMap<String, u64>) -> BTreeMap<String, u64> {
 
 #[test]
 fn a_receiver_of_profiles_has_what_queries_have() {
-    let Some(programs) = python_packages(Path::new(env!("CARGO_TARGET_TMPDIR")), &OTLP) else { return };
+    let Some(programs) = python_packages(&OTLP) else { return };
     let spool = TestSpool::new();
     let window = spool.add(0, &["web", "db"]);
     let receiver = HttpReceiver::new(|number, _| match number {

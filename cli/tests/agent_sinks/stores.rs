@@ -92,7 +92,7 @@ fn settings(endpoint: &str, user: &str) -> [(&'static str, String); 5] {
 
 #[test]
 fn a_bucket_has_the_files_of_a_lake_also_after_the_store_was_away() {
-    let Some(programs) = python_packages(Path::new(env!("CARGO_TARGET_TMPDIR")), &S3) else { return };
+    let Some(programs) = python_packages(&S3) else { return };
     let spool = TestSpool::new();
     let window = spool.add(0, &["web", "db"]);
     let port = free_port();
@@ -128,7 +128,7 @@ fn a_bucket_has_the_files_of_a_lake_also_after_the_store_was_away() {
 
 #[test]
 fn a_store_that_refuses_is_named_with_what_to_do() {
-    let Some(programs) = python_packages(Path::new(env!("CARGO_TARGET_TMPDIR")), &S3) else { return };
+    let Some(programs) = python_packages(&S3) else { return };
     let store = ObjectStore::start(&programs, free_port());
     let spool = TestSpool::new();
     let window = spool.add(0, &["web"]);
@@ -150,7 +150,7 @@ fn a_store_that_refuses_is_named_with_what_to_do() {
 
 #[test]
 fn an_upload_that_is_cut_is_never_visible() {
-    let Some(programs) = python_packages(Path::new(env!("CARGO_TARGET_TMPDIR")), &S3) else { return };
+    let Some(programs) = python_packages(&S3) else { return };
     let store = ObjectStore::start(&programs, free_port());
     let spool = TestSpool::new();
     let window = spool.add(0, &["web"]);
@@ -244,10 +244,9 @@ fn duckdb_home(programs: &Path, endpoint: &str) -> tempfile::TempDir {
 
 #[test]
 fn engines_read_a_lake_in_a_bucket_by_their_own_clients() {
-    let directory = Path::new(env!("CARGO_TARGET_TMPDIR"));
-    let Some(programs) = python_packages(directory, &S3) else { return };
-    let Some(duckdb) = python_packages(directory, &DUCKDB) else { return };
-    let Some(clickhouse) = python_packages(directory, &CLICKHOUSE) else { return };
+    let Some(programs) = python_packages(&S3) else { return };
+    let Some(duckdb) = python_packages(&DUCKDB) else { return };
+    let Some(clickhouse) = python_packages(&CLICKHOUSE) else { return };
     let store = ObjectStore::start(&programs, free_port());
     let spool = TestSpool::new();
     let window = spool.add(0, &["web", "db"]);

@@ -6,7 +6,7 @@ use std::path::PathBuf;
 use std::process::{Command, Stdio};
 
 use anyhow::{Context, Result, bail, ensure};
-use guest_programs::{INIT, WITH_LINES, WORKLOADS};
+use guest_programs::{INIT, WORKLOADS};
 
 use crate::place::workspace;
 
@@ -22,7 +22,7 @@ pub fn static_binary(name: &str) -> Result<PathBuf> {
     if name == INIT || WORKLOADS.contains(&name) {
         programs()?;
     } else {
-        build(STRIPPED, &["--package", name, "--bin", name])?;
+        build(&["--package", name, "--bin", name])?;
     }
     built(name)
 }
@@ -33,7 +33,7 @@ pub fn static_binary(name: &str) -> Result<PathBuf> {
 /// There is no such program, or it does not compile.
 pub fn static_binary_with_progress(name: &str) -> Result<PathBuf> {
     let arguments = ["--package", name, "--bin", name];
-    let status = cargo(STRIPPED, &arguments).status().context(NO_CARGO)?;
+    let status = cargo(&arguments).status().context(NO_CARGO)?;
     ensure!(status.success(), "cannot build {name} ({status})");
     built(name)
 }
@@ -49,11 +49,7 @@ fn built(name: &str) -> Result<PathBuf> {
 pub(crate) fn programs() -> Result<PathBuf> {
     // The programs are unpacked into memory or copied into images at every start, so they have to be small.
     let small = ["--config", "profile.release.codegen-units=1", "--config", "profile.release.panic='abort'"];
-    let package = ["--package", "guest-programs"];
-    let stripped = WORKLOADS.iter().filter(|name| **name != WITH_LINES).chain([&INIT]);
-    let bins: Vec<&str> = stripped.flat_map(|name| ["--bin", *name]).collect();
-    build(STRIPPED, &[&package[..], &bins, &small].concat())?;
-    build("'none'", &[&package[..], &["--bin", WITH_LINES], &small].concat())?;
+    build(&[&["--package", "guest-programs", "--package", "inlined"][..], &small].concat())?;
     Ok(output_directory())
 }
 
@@ -64,22 +60,26 @@ fn output_directory() -> PathBuf {
     workspace().join(target).join(TARGET).join("release")
 }
 
-/// Value of `profile.strip` that removes debug information and keeps symbols.
-const STRIPPED: &str = "'debuginfo'";
+/// Setting that removes debug information and keeps symbols.
+const STRIPPED: &str = "profile.release.strip='debuginfo'";
 
 const NO_CARGO: &str = "cannot start cargo";
 
-/// Returns a call of cargo with these arguments; `strip` is the profile's setting of that name.
-fn cargo(strip: &str, arguments: &[&str]) -> Command {
+/// Returns a call of cargo with these arguments.
+///
+/// It has no wrapper of the compiler, because cargo hashes the wrapper's path into every symbol: a program
+/// would differ from checkout to checkout, and each checkout would make its own images for it.
+fn cargo(arguments: &[&str]) -> Command {
     let mut command = Command::new(env::var_os("CARGO").unwrap_or_else(|| OsString::from("cargo")));
-    command.args(["build", "--release", "--config", &format!("profile.release.strip={strip}")]);
+    command.env("RUSTC_WORKSPACE_WRAPPER", "");
+    command.args(["build", "--release", "--config", STRIPPED]);
     command.args(arguments).current_dir(workspace()).stdin(Stdio::null());
     command
 }
 
 /// Runs cargo with these arguments, in silence.
-fn build(strip: &str, arguments: &[&str]) -> Result<()> {
-    let output = cargo(strip, arguments).arg("--quiet").output().context(NO_CARGO)?;
+fn build(arguments: &[&str]) -> Result<()> {
+    let output = cargo(arguments).arg("--quiet").output().context(NO_CARGO)?;
     if !output.status.success() {
         // The compiler's messages have several lines, and all of them matter.
         bail!(

@@ -15,7 +15,7 @@ use anyhow::{Context, Result};
 
 use crate::debian::DebianRelease;
 use crate::installation::{DebianInstallation, quoted};
-use crate::manifest::{ImageManifest, fingerprint, product};
+use crate::manifest::{ProductRecipe, fingerprint};
 use crate::place::{DirectoryLock, guest_directory, make_directory};
 use crate::sources::DebianSuites;
 use crate::{Progress, disk};
@@ -93,26 +93,21 @@ pub fn corpus(release: DebianRelease, progress: &dyn Progress) -> Result<PathBuf
     let name = format!("corpus-{release}.img");
     let image = guest_directory().join(&name);
     let manifest = image.with_extension("manifest.json");
-    let recipe = recipe(release);
-    if ImageManifest::is_current(&manifest, &recipe) {
-        return Ok(image);
-    }
-    let stage = lock.stage()?;
-    progress.begin(&format!("installing the corpus of Debian's {release}"));
-    let fresh = stage.path().join("disk");
-    let kernel_release = build(release, stage.path(), &fresh)?;
-    let made = product(&fresh, &name)?;
-    fs::rename(&fresh, &image).with_context(|| format!("cannot write {}", image.display()))?;
+    let fingerprint = recipe(release);
     // The image's package database has the packages.
-    ImageManifest {
-        fingerprint: recipe,
-        kernel_release,
-        products: vec![made],
+    let recipe = ProductRecipe {
+        manifest,
+        products: &[&name],
+        fingerprint,
         packages: Vec::new(),
         programs: Vec::new(),
-    }
-    .write(&manifest)?;
-    progress.end();
+    };
+    recipe.provide(&lock, |stage| {
+        progress.begin(&format!("installing the corpus of Debian's {release}"));
+        let kernel_release = build(release, stage, &stage.join(&name))?;
+        progress.end();
+        Ok(kernel_release)
+    })?;
     Ok(image)
 }
 

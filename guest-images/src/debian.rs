@@ -17,7 +17,7 @@ use anyhow::{Context, Result};
 
 use crate::installation::{DebianInstallation, quoted};
 use crate::kernel::UnknownName;
-use crate::manifest::{ImageManifest, ProductFile, fingerprint, product};
+use crate::manifest::{ImageManifest, ProductRecipe, fingerprint};
 use crate::place::{DirectoryLock, guest_directory};
 use crate::sources::DebianSuites;
 use crate::tools::{run, tool};
@@ -150,15 +150,10 @@ pub fn debian(options: &DebianOptions, progress: &dyn Progress) -> Result<PathBu
     let raw = DebianOptions { format: FileFormat::Raw, ..*options };
     let image = directory.join(raw.file_name());
     let manifest = image.with_extension("manifest.json");
-    let recipe = fingerprint(&[RECIPE, &[options.release.suites().suites()]].concat(), &[], &[]);
-    if !ImageManifest::is_current(&manifest, &recipe) {
-        let stage = lock.stage()?;
-        let release = build(options.release, stage.path(), progress)?;
-        let fresh = stage.path().join("disk");
-        let made = product(&fresh, &raw.file_name())?;
-        fs::rename(&fresh, &image).with_context(|| format!("cannot write {}", image.display()))?;
-        record(&manifest, recipe.clone(), release, made)?;
-    }
+    let fingerprint = fingerprint(&[RECIPE, &[options.release.suites().suites()]].concat(), &[], &[]);
+    let file = raw.file_name();
+    recipe(manifest, &[&file], fingerprint)
+        .provide(&lock, |stage| build(options.release, stage, &stage.join(&file), progress))?;
     match options.format {
         FileFormat::Raw => Ok(image),
         FileFormat::Qcow2 => qcow2_of(&image, options, &lock, progress),
@@ -175,35 +170,25 @@ fn qcow2_of(
     let image = guest_directory().join(options.file_name());
     let manifest = image.with_added_extension("manifest.json");
     let of_raw = ImageManifest::read(&raw.with_extension("manifest.json"))?;
-    if ImageManifest::is_current(&manifest, &of_raw.fingerprint) {
-        return Ok(image);
-    }
-    progress.begin(&format!("making {}", image.display()));
-    let stage = lock.stage()?;
-    let fresh = stage.path().join("image");
-    let mut convert = tool("qemu-img", "qemu-utils")?;
-    run(convert.args(["convert", "-f", "raw", "-O", "qcow2"]).arg(raw).arg(&fresh))?;
-    let made = product(&fresh, &options.file_name())?;
-    fs::rename(&fresh, &image).with_context(|| format!("cannot write {}", image.display()))?;
-    record(&manifest, of_raw.fingerprint, of_raw.kernel_release, made)?;
-    progress.end();
+    let file = options.file_name();
+    let fingerprint = fingerprint(&["qcow2", &of_raw.fingerprint], &[], &[]);
+    recipe(manifest, &[&file], fingerprint).provide(lock, |stage| {
+        progress.begin(&format!("making {}", image.display()));
+        let mut convert = tool("qemu-img", "qemu-utils")?;
+        run(convert.args(["convert", "-f", "raw", "-O", "qcow2"]).arg(raw).arg(stage.join(&file)))?;
+        progress.end();
+        Ok(of_raw.kernel_release)
+    })?;
     Ok(image)
 }
 
-fn record(path: &Path, fingerprint: String, kernel_release: String, made: ProductFile) -> Result<()> {
-    // The image's package database has the packages.
-    ImageManifest {
-        fingerprint,
-        kernel_release,
-        products: vec![made],
-        packages: Vec::new(),
-        programs: Vec::new(),
-    }
-    .write(path)
+/// Returns the recipe of an image whose package database has its packages.
+fn recipe<'a>(manifest: PathBuf, products: &'a [&'a str], fingerprint: String) -> ProductRecipe<'a> {
+    ProductRecipe { manifest, products, fingerprint, packages: Vec::new(), programs: Vec::new() }
 }
 
-/// Makes `disk` in the directory `stage`, and returns the kernel's release.
-fn build(release: DebianRelease, stage: &Path, progress: &dyn Progress) -> Result<String> {
+/// Makes the image `disk` with the help of an empty directory, and returns the kernel's release.
+fn build(release: DebianRelease, stage: &Path, disk: &Path, progress: &dyn Progress) -> Result<String> {
     progress.begin(&format!("installing Debian's {release}"));
     let settle = stage.join("settle.sh");
     fs::write(&settle, SETTLE).with_context(|| format!("cannot write {}", settle.display()))?;
@@ -218,7 +203,7 @@ fn build(release: DebianRelease, stage: &Path, progress: &dyn Progress) -> Resul
         disk::Ext4Options { label: "debian", uuid: ROOT_UUID, free: 512 << 20, owners: root.owners };
     let root_image = stage.join("rootfs");
     disk::make(&root.path, &root_image, &file_system)?;
-    partitions::join(&stage.join("disk"), &esp, &root_image)?;
+    partitions::join(disk, &esp, &root_image)?;
     progress.end();
     Ok(root.kernel_release)
 }

@@ -1,4 +1,7 @@
-//! Store of Debian packages. Versions that were resolved once stay the same until the store is deleted.
+//! Store of Debian packages in the user's cache, for all checkouts of the tree.
+//!
+//! Versions that were resolved once stay the same, so that a checkout finds the images that another one made
+//! of them, until the store is deleted.
 
 use std::collections::BTreeMap;
 use std::fs;
@@ -10,7 +13,7 @@ use serde::{Deserialize, Serialize};
 use crate::Progress;
 use crate::apt::{AptClient, ListedPackage};
 use crate::manifest::{PackageFile, sha256_of};
-use crate::place::{make_directory, write_whole};
+use crate::place::{DirectoryLock, write_whole};
 use crate::sources::DebianSuites;
 use crate::tools::{pipe, tool};
 
@@ -55,19 +58,25 @@ pub(crate) struct PackageStore {
     apt_directory: PathBuf,
     resolved: ResolvedQueries,
     apts: BTreeMap<DebianSuites, AptClient>,
+    #[expect(dead_code, reason = "held, not read: one process at a time uses the store")]
+    lock: DirectoryLock,
 }
 
 impl PackageStore {
-    /// Opens the store below the guest directory. The caller holds the lock of that directory.
-    pub(crate) fn open(guest_directory: &Path) -> Result<Self> {
-        let directory = guest_directory.join("debs");
-        make_directory(&directory)?;
+    /// Opens the store, and waits until no other process uses it.
+    pub(crate) fn open() -> Result<Self> {
+        Self::open_in(&testkit::cache_directory())
+    }
+
+    fn open_in(cache: &Path) -> Result<Self> {
+        let directory = cache.join("debs");
+        let lock = DirectoryLock::take_in(&directory)?;
         // If the file cannot be read, every query is resolved again.
         let resolved = fs::read(directory.join("resolved.json"))
             .ok()
             .and_then(|text| serde_json::from_slice(&text).ok())
             .unwrap_or_default();
-        Ok(Self { directory, apt_directory: guest_directory.join("apt"), resolved, apts: BTreeMap::new() })
+        Ok(Self { directory, apt_directory: cache.join("apt"), resolved, apts: BTreeMap::new(), lock })
     }
 
     /// Returns the path of a package file.
@@ -217,7 +226,7 @@ mod tests {
         };
         let resolved = ResolvedQueries { answers: [("a b".to_owned(), vec![input.clone()])].into() };
         fs::write(debs.join("resolved.json"), serde_json::to_vec(&resolved).unwrap()).unwrap();
-        let mut store = PackageStore::open(directory.path()).unwrap();
+        let mut store = PackageStore::open_in(directory.path()).unwrap();
         assert_eq!(
             store.fetch(PackageQuery::Closure(&["a", "b"]), &crate::SilentProgress).unwrap(),
             std::slice::from_ref(&input)

@@ -1,7 +1,6 @@
 //! Demo image: a small Debian on one disk, with programs whose use of the CPU is known.
 
 use std::collections::HashMap;
-use std::fs;
 use std::path::{Path, PathBuf};
 
 use anyhow::{Context, Result};
@@ -10,7 +9,7 @@ use guest_programs::{DEMO_LOAD, INIT, MIXED_LOAD, WORKLOADS};
 use crate::binary::programs;
 use crate::debs::{PackageQuery, PackageStore};
 use crate::kernel::{KernelFlavour, KernelSeries, UnpackedKernel, wanted};
-use crate::manifest::{ImageManifest, PackageFile, ProgramFile, fingerprint, product, sha256_of};
+use crate::manifest::{PackageFile, ProductRecipe, ProgramFile, fingerprint, sha256_of};
 use crate::place::{DirectoryLock, guest_directory};
 use crate::rootfs::{self, put, put_directory, read, set_mode, settle};
 use crate::{Progress, disk, foreign, initrd};
@@ -75,6 +74,10 @@ impl DemoOptions {
         }
         name
     }
+
+    fn file_name(&self) -> String {
+        format!("{}.img", self.name())
+    }
 }
 
 /// Makes a demo image and returns its path, `target/guest/NAME.img`. `NAME.manifest.json` next to the image
@@ -85,8 +88,8 @@ impl DemoOptions {
 pub fn demo(options: &DemoOptions, progress: &dyn Progress) -> Result<PathBuf> {
     let lock = DirectoryLock::take()?;
     let directory = guest_directory();
-    let image = directory.join(options.name()).with_added_extension("img");
-    let manifest_path = directory.join(options.name()).with_added_extension("manifest.json");
+    let image = directory.join(options.file_name());
+    let manifest = directory.join(options.name()).with_added_extension("manifest.json");
 
     progress.begin("building the guest's programs");
     let binaries = programs()?;
@@ -97,26 +100,23 @@ pub fn demo(options: &DemoOptions, progress: &dyn Progress) -> Result<PathBuf> {
         .map(|name| Ok(ProgramFile { name: (*name).to_owned(), sha256: sha256_of(&binaries.join(name))? }))
         .collect::<Result<Vec<_>>>()?;
 
-    let mut store = PackageStore::open(&directory)?;
+    let mut store = PackageStore::open()?;
     let kernel_inputs = store.fetch(wanted(options.series, options.flavour), progress)?;
     let root_inputs = store.fetch(PackageQuery::Closure(PACKAGES), progress)?;
     let packages: Vec<PackageFile> = root_inputs.iter().chain(&kernel_inputs).cloned().collect();
     let fingerprint = fingerprint(&[RECIPE, rootfs::RECIPE, foreign::SOURCES].concat(), &packages, &programs);
-    if ImageManifest::is_current(&manifest_path, &fingerprint) {
-        return Ok(image);
-    }
-
-    progress.begin(&format!("making {}", image.display()));
-    let stage = lock.stage()?;
-    let root = stage.path().join("root");
-    let kernel = fill(&root, &store, &root_inputs, &kernel_inputs, &binaries)?;
-    let fresh = stage.path().join("image");
-    disk::make(&root, &fresh, &file_system())?;
-    let made = product(&fresh, &format!("{}.img", options.name()))?;
-    fs::rename(&fresh, &image).with_context(|| format!("cannot write {}", image.display()))?;
-    ImageManifest { fingerprint, kernel_release: kernel.release, products: vec![made], packages, programs }
-        .write(&manifest_path)?;
-    progress.end();
+    let file = options.file_name();
+    ProductRecipe { manifest, products: &[&file], fingerprint, packages, programs }.provide(
+        &lock,
+        |stage| {
+            progress.begin(&format!("making {}", image.display()));
+            let root = stage.join("root");
+            let kernel = fill(&root, &store, &root_inputs, &kernel_inputs, &binaries)?;
+            disk::make(&root, &stage.join(&file), &file_system())?;
+            progress.end();
+            Ok(kernel.release)
+        },
+    )?;
     Ok(image)
 }
 

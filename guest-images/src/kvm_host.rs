@@ -2,7 +2,6 @@
 //! processor with SVM, also an emulated one.
 
 use std::collections::HashMap;
-use std::fs;
 use std::path::PathBuf;
 
 use anyhow::{Context, Result};
@@ -11,7 +10,7 @@ use guest_programs::INIT;
 use crate::binary::programs;
 use crate::debs::{PackageQuery, PackageStore};
 use crate::kernel::{KernelFlavour, KernelSeries, UnpackedKernel, wanted};
-use crate::manifest::{ImageManifest, PackageFile, ProgramFile, fingerprint, product, sha256_of};
+use crate::manifest::{PackageFile, ProductRecipe, ProgramFile, fingerprint, sha256_of};
 use crate::place::{DirectoryLock, guest_directory};
 use crate::{Progress, disk, initrd, rootfs};
 
@@ -37,41 +36,35 @@ pub fn kvm_host(progress: &dyn Progress) -> Result<PathBuf> {
     let lock = DirectoryLock::take()?;
     let directory = guest_directory();
     let image = directory.join(NAME).with_added_extension("img");
-    let manifest_path = directory.join(NAME).with_added_extension("manifest.json");
+    let manifest = directory.join(NAME).with_added_extension("manifest.json");
 
     progress.begin("building the guest's programs");
     let init = programs()?.join(INIT);
     progress.end();
     let programs = vec![ProgramFile { name: INIT.to_owned(), sha256: sha256_of(&init)? }];
-    let mut store = PackageStore::open(&directory)?;
+    let mut store = PackageStore::open()?;
     let kernel_inputs = store.fetch(wanted(KernelSeries::default(), KernelFlavour::default()), progress)?;
     let root_inputs = store.fetch(PackageQuery::Closure(PACKAGES), progress)?;
     let packages: Vec<PackageFile> = root_inputs.iter().chain(&kernel_inputs).cloned().collect();
     let fingerprint =
         fingerprint(&[&[include_str!("kvm_host.rs")], rootfs::RECIPE].concat(), &packages, &programs);
-    if ImageManifest::is_current(&manifest_path, &fingerprint) {
-        return Ok(image);
-    }
-
-    progress.begin(&format!("making {}", image.display()));
-    let stage = lock.stage()?;
-    let root = stage.path().join("root");
-    rootfs::unpack_packages(&store.paths(&root_inputs), &root)?;
-    let kernel = UnpackedKernel::unpack(&store.paths(&kernel_inputs), &root)?;
-    rootfs::put_boot(&root, &kernel, &initrd_of(&kernel, &rootfs::read(&init)?)?)?;
-    rootfs::settle(&root)?;
-    let fresh = stage.path().join("image");
-    let uuid = "6f1d2c3e-5a4b-4c8d-9e7f-767072660003";
-    disk::make(
-        &root,
-        &fresh,
-        &disk::Ext4Options { label: NAME, uuid, free: 32 << 20, owners: HashMap::new() },
+    let file = format!("{NAME}.img");
+    ProductRecipe { manifest, products: &[&file], fingerprint, packages, programs }.provide(
+        &lock,
+        |stage| {
+            progress.begin(&format!("making {}", image.display()));
+            let root = stage.join("root");
+            rootfs::unpack_packages(&store.paths(&root_inputs), &root)?;
+            let kernel = UnpackedKernel::unpack(&store.paths(&kernel_inputs), &root)?;
+            rootfs::put_boot(&root, &kernel, &initrd_of(&kernel, &rootfs::read(&init)?)?)?;
+            rootfs::settle(&root)?;
+            let uuid = "6f1d2c3e-5a4b-4c8d-9e7f-767072660003";
+            let file_system = disk::Ext4Options { label: NAME, uuid, free: 32 << 20, owners: HashMap::new() };
+            disk::make(&root, &stage.join(&file), &file_system)?;
+            progress.end();
+            Ok(kernel.release)
+        },
     )?;
-    let made = product(&fresh, &format!("{NAME}.img"))?;
-    fs::rename(&fresh, &image).with_context(|| format!("cannot write {}", image.display()))?;
-    ImageManifest { fingerprint, kernel_release: kernel.release, products: vec![made], packages, programs }
-        .write(&manifest_path)?;
-    progress.end();
     Ok(image)
 }
 

@@ -2,13 +2,14 @@
 
 use std::fs::{self, File};
 use std::io::{self, Read};
-use std::path::Path;
+use std::path::{Path, PathBuf};
 
 use anyhow::{Context, Result};
 use serde::{Deserialize, Serialize};
 use sha2::{Digest, Sha256};
 
-use crate::place::write_whole;
+use crate::place::{DirectoryLock, make_directory, write_whole};
+use crate::tools::{run, tool};
 
 /// Debian package in an image.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
@@ -90,6 +91,91 @@ impl ImageManifest {
     }
 }
 
+/// Inputs of products, and the place where they go.
+#[derive(Debug)]
+pub(crate) struct ProductRecipe<'a> {
+    /// Path of the manifest, next to the products.
+    pub(crate) manifest: PathBuf,
+    /// Names of the products, relative to the manifest.
+    pub(crate) products: &'a [&'a str],
+    /// Hash of all inputs.
+    pub(crate) fingerprint: String,
+    /// Debian packages, in the order in which they are unpacked.
+    pub(crate) packages: Vec<PackageFile>,
+    /// Programs of this workspace.
+    pub(crate) programs: Vec<ProgramFile>,
+}
+
+impl ProductRecipe<'_> {
+    /// Makes the products and their manifest, unless they are there already. `make` gets an empty directory,
+    /// puts each product into it under its name, and returns the release of the guest's kernel.
+    ///
+    /// A copy goes into the user's cache under the fingerprint, because making an image takes a minute: the
+    /// next checkout with the same inputs only copies it back. A guest may write to its image, so the two
+    /// never share a file.
+    ///
+    /// # Errors
+    /// `make` fails, or the disk is full.
+    pub(crate) fn provide(
+        self,
+        lock: &DirectoryLock,
+        make: impl FnOnce(&Path) -> Result<String>,
+    ) -> Result<()> {
+        self.provide_by(&testkit::cache_directory().join("images"), lock, make)
+    }
+
+    fn provide_by(
+        self,
+        cache: &Path,
+        lock: &DirectoryLock,
+        make: impl FnOnce(&Path) -> Result<String>,
+    ) -> Result<()> {
+        let Self { manifest, products, fingerprint, packages, programs } = self;
+        if ImageManifest::is_current(&manifest, &fingerprint) {
+            return Ok(());
+        }
+        let directory = manifest.parent().unwrap_or(Path::new("."));
+        make_directory(directory)?;
+        let stage = lock.stage()?;
+        let cached = cache.join(&fingerprint);
+        let cached_manifest = cached.join(MANIFEST);
+        let contents = if ImageManifest::is_current(&cached_manifest, &fingerprint) {
+            copy_images(&cached, products, stage.path())?;
+            ImageManifest::read(&cached_manifest)?
+        } else {
+            let kernel_release = make(stage.path())?;
+            let products =
+                products.iter().map(|name| product(&stage.path().join(name), name)).collect::<Result<_>>()?;
+            ImageManifest { fingerprint, kernel_release, products, packages, programs }
+        };
+        // Another checkout may have made the same product meanwhile.
+        let cache_lock = DirectoryLock::take_in(cache)?;
+        if !cached_manifest.exists() {
+            // The manifest is last: without it the directory counts for nothing.
+            make_directory(&cached)?;
+            copy_images(stage.path(), products, &cached)?;
+            contents.write(&cached_manifest)?;
+        }
+        drop(cache_lock);
+        for name in products {
+            let path = directory.join(name);
+            fs::rename(stage.path().join(name), &path)
+                .with_context(|| format!("cannot write {}", path.display()))?;
+        }
+        contents.write(&manifest)
+    }
+}
+
+/// Name of the manifest in the cache.
+const MANIFEST: &str = "manifest.json";
+
+/// Copies images, whose files are mostly holes.
+fn copy_images(from: &Path, names: &[&str], to: &Path) -> Result<()> {
+    let mut copy = tool("cp", "coreutils")?;
+    copy.args(["--sparse=always", "--reflink=auto"]).args(names.iter().map(|name| from.join(name)));
+    run(copy.arg(to)).map(drop)
+}
+
 /// Returns one hash over all inputs of an image.
 pub(crate) fn fingerprint(recipe: &[&str], packages: &[PackageFile], programs: &[ProgramFile]) -> String {
     let mut hash = Sha256::new();
@@ -127,7 +213,7 @@ fn hash_of(path: &Path) -> io::Result<String> {
 }
 
 /// Returns the manifest's entry for a new file; `name` is the file's final name.
-pub(crate) fn product(path: &Path, name: &str) -> Result<ProductFile> {
+fn product(path: &Path, name: &str) -> Result<ProductFile> {
     let size = fs::metadata(path).with_context(|| format!("cannot read {}", path.display()))?.len();
     Ok(ProductFile { file: name.to_owned(), size, sha256: sha256_of(path)? })
 }
@@ -190,5 +276,36 @@ mod tests {
         assert!(!ImageManifest::is_current(&path, "f"));
         fs::remove_file(&image).unwrap();
         assert!(!ImageManifest::is_current(&path, "f"));
+    }
+
+    #[test]
+    fn a_product_is_made_once_for_all_checkouts() {
+        let directory = tempfile::tempdir().unwrap();
+        let cache = directory.path().join("cache");
+        let provide = |checkout: &str, fingerprint: &str, contents: &str| {
+            let guest = directory.path().join(checkout);
+            let lock = DirectoryLock::take_in(&guest).unwrap();
+            let recipe = ProductRecipe {
+                manifest: guest.join("sub/x.manifest.json"),
+                products: &["x.img"],
+                fingerprint: fingerprint.to_owned(),
+                packages: vec![input("f")],
+                programs: Vec::new(),
+            };
+            let make = |stage: &Path| {
+                fs::write(stage.join("x.img"), contents)?;
+                Ok("6.1".to_owned())
+            };
+            recipe.provide_by(&cache, &lock, make).unwrap();
+            fs::read_to_string(guest.join("sub/x.img")).unwrap()
+        };
+        assert_eq!(provide("a", "1", "first"), "first");
+        assert_eq!(provide("a", "1", "again"), "first");
+        // What a guest writes stays in its checkout.
+        fs::write(directory.path().join("a/sub/x.img"), "FIRST").unwrap();
+        assert_eq!(provide("b", "1", "again"), "first");
+        assert_eq!(provide("b", "2", "other inputs"), "other inputs");
+        let manifest = ImageManifest::read(&directory.path().join("b/sub/x.manifest.json")).unwrap();
+        assert_eq!((manifest.fingerprint.as_str(), manifest.kernel_release.as_str()), ("2", "6.1"));
     }
 }

@@ -17,17 +17,23 @@ pub fn guest_directory() -> PathBuf {
     workspace().join("target/guest")
 }
 
-/// Lock for changes in the guest directory, released when dropped, or when the process dies.
+/// Lock for changes in a directory, released when dropped, or when the process dies.
 #[derive(Debug)]
-pub(crate) struct DirectoryLock(
-    #[expect(dead_code, reason = "held, not read: closing the file unlocks it")] File,
-);
+pub(crate) struct DirectoryLock {
+    directory: PathBuf,
+    #[expect(dead_code, reason = "held, not read: closing the file unlocks it")]
+    file: File,
+}
 
 impl DirectoryLock {
     /// Creates the guest directory if it is missing, and waits until no other process changes it.
     pub(crate) fn take() -> Result<Self> {
-        let directory = guest_directory();
-        make_directory(&directory)?;
+        Self::take_in(&guest_directory())
+    }
+
+    /// Creates a directory if it is missing, and waits until no other process changes it.
+    pub(crate) fn take_in(directory: &Path) -> Result<Self> {
+        make_directory(directory)?;
         let path = directory.join(".lock");
         let file =
             File::options().create(true).truncate(false).write(true).open(&path).with_context(|| {
@@ -38,22 +44,22 @@ impl DirectoryLock {
                 )
             })?;
         file.lock().with_context(|| format!("cannot lock {}", path.display()))?;
-        Ok(Self(file))
+        Ok(Self { directory: directory.to_owned(), file })
     }
 
-    /// Creates an empty directory in the guest directory for unfinished files. It is removed when dropped.
+    /// Creates an empty directory in the locked one for unfinished files. It is removed when dropped.
     pub(crate) fn stage(&self) -> Result<TempDir> {
         const PREFIX: &str = ".stage-";
-        let directory = guest_directory();
+        let directory = &self.directory;
         let fail = || format!("cannot make a directory in {}", directory.display());
         // This process holds the lock, so the processes that made these directories were killed.
-        for entry in fs::read_dir(&directory).with_context(fail)?.flatten() {
+        for entry in fs::read_dir(directory).with_context(fail)?.flatten() {
             if entry.file_name().as_encoded_bytes().starts_with(PREFIX.as_bytes()) {
                 fs::remove_dir_all(entry.path())
                     .with_context(|| format!("cannot remove {}", entry.path().display()))?;
             }
         }
-        tempfile::Builder::new().prefix(PREFIX).tempdir_in(&directory).with_context(fail)
+        tempfile::Builder::new().prefix(PREFIX).tempdir_in(directory).with_context(fail)
     }
 }
 

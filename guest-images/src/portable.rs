@@ -10,8 +10,8 @@ use anyhow::{Context, Result};
 
 use crate::debs::PackageStore;
 use crate::kernel::{KernelFlavour, KernelSeries, UnpackedKernel, wanted};
-use crate::manifest::{ImageManifest, fingerprint, product};
-use crate::place::{DirectoryLock, guest_directory, make_directory, write_whole};
+use crate::manifest::{ProductRecipe, fingerprint};
+use crate::place::{DirectoryLock, guest_directory, write_whole};
 use crate::{Progress, initrd};
 
 /// Modules for `/dev/kvm` on the emulated AMD machine, and for its disks, its ports and a network.
@@ -42,32 +42,28 @@ const RECIPE: &[&str] = &[
 /// A tool is missing, Debian's archive cannot be reached, the disk is full.
 pub fn portable_host(progress: &dyn Progress) -> Result<PathBuf> {
     let lock = DirectoryLock::take()?;
-    let guest = guest_directory();
-    let bundle = guest.join("portable-host");
-    let manifest_path = bundle.join("manifest.json");
-    let mut store = PackageStore::open(&guest)?;
+    let bundle = guest_directory().join("portable-host");
+    let mut store = PackageStore::open()?;
     let packages = store.fetch(wanted(KernelSeries::V6_1, KernelFlavour::Cloud), progress)?;
     let fingerprint = fingerprint(RECIPE, &packages, &[]);
-    if ImageManifest::is_current(&manifest_path, &fingerprint) {
-        return Ok(bundle);
-    }
-
-    progress.begin("making the portable host");
-    make_directory(&bundle)?;
-    let stage = lock.stage()?;
-    let kernel = UnpackedKernel::unpack(&store.paths(&packages), stage.path())?;
-    let modules = kernel.modules.load_order(NEEDED_MODULES, USEFUL_MODULES)?;
-    let initrd = initrd::base(&modules).and_then(|archive| archive.finish());
-    let image = fs::read(&kernel.image).context("cannot read the unpacked kernel")?;
-    let [kernel_name, initrd_name] = PORTABLE_HOST_FILES;
-    write_whole(&bundle.join(kernel_name), &image)?;
-    write_whole(&bundle.join(initrd_name), &initrd.context("cannot make the initrd")?)?;
-    let products = PORTABLE_HOST_FILES
-        .into_iter()
-        .map(|name| product(&bundle.join(name), name))
-        .collect::<Result<Vec<_>>>()?;
-    ImageManifest { fingerprint, kernel_release: kernel.release, products, packages, programs: Vec::new() }
-        .write(&manifest_path)?;
-    progress.end();
+    let recipe = ProductRecipe {
+        manifest: bundle.join("manifest.json"),
+        products: &PORTABLE_HOST_FILES,
+        fingerprint,
+        packages: packages.clone(),
+        programs: Vec::new(),
+    };
+    recipe.provide(&lock, |stage| {
+        progress.begin("making the portable host");
+        let kernel = UnpackedKernel::unpack(&store.paths(&packages), &stage.join("root"))?;
+        let modules = kernel.modules.load_order(NEEDED_MODULES, USEFUL_MODULES)?;
+        let initrd = initrd::base(&modules).and_then(|archive| archive.finish());
+        let image = fs::read(&kernel.image).context("cannot read the unpacked kernel")?;
+        let [kernel_name, initrd_name] = PORTABLE_HOST_FILES;
+        write_whole(&stage.join(kernel_name), &image)?;
+        write_whole(&stage.join(initrd_name), &initrd.context("cannot make the initrd")?)?;
+        progress.end();
+        Ok(kernel.release)
+    })?;
     Ok(bundle)
 }

@@ -75,8 +75,6 @@ pub const WORKLOADS: &[&str] = &[
     "threads",
     "victim",
 ];
-/// Workload that keeps its line tables.
-pub const WITH_LINES: &str = "inlined";
 
 /// Returns the bytes of [`COMMAND_FILE`] for a command and its arguments.
 ///

@@ -22,8 +22,8 @@ pub fn cache_directory() -> PathBuf {
 /// name has all that the contents depend on, for example `python/3.11.2/pyarrow==26.0.1`, because a directory
 /// is never filled again. `None` if `fill` returns `None`.
 ///
-/// Processes and threads wait for each other. A build that was killed leaves a directory without its mark, and
-/// the next caller starts from an empty one. The directory is filled in its final place instead of being
+/// Processes and threads wait for each other. A build that was killed leaves a directory without its mark,
+/// and the next caller starts from an empty one. The directory is filled in its final place instead of being
 /// renamed, because pip writes that place into the scripts that it installs.
 ///
 /// # Panics

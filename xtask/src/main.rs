@@ -8,6 +8,8 @@ mod demo;
 mod deps;
 mod docs;
 mod experiments;
+#[cfg(test)]
+mod features;
 mod fleet_bench;
 mod fuzz;
 mod image;

@@ -6,7 +6,8 @@ mod programs;
 mod timings;
 
 use std::ffi::OsString;
-use std::path::PathBuf;
+use std::fs;
+use std::path::{Path, PathBuf};
 use std::process::{Command, ExitCode};
 use std::sync::{Mutex, PoisonError};
 
@@ -73,7 +74,7 @@ const MAX_REPEATED: usize = 8;
 const SEED: (&str, &str) = ("PROPTEST_RNG_SEED", "20040229");
 
 /// Values tried by a property test that names no number itself; with `--all` proptest's default (256).
-const CASES: (&str, &str) = ("PROPTEST_CASES", "64");
+const CASES: (&str, &str) = ("PROPTEST_CASES", "16");
 
 /// Options of `cargo xtask test`.
 #[derive(Debug, Args)]
@@ -90,10 +91,13 @@ pub struct TestArgs {
     /// Run every test program, also those that are unchanged since they passed
     #[arg(long)]
     again: bool,
-    /// Print at the end how long each step, test program and guest test took
+    /// Print at the end how long each step, the slowest test programs and each guest test took
     #[arg(long)]
     timings: bool,
-    /// Arguments for cargo test, like a test's name, or `-p symbols`
+    /// Build and test only this package, by its name or its folder; without tests that wait for servers
+    #[arg(short, long = "package", value_name = "PACKAGE")]
+    packages: Vec<String>,
+    /// Arguments for cargo test, like a test's name, or `--test flat`
     #[arg(trailing_var_arg = true, allow_hyphen_values = true)]
     arguments: Vec<OsString>,
 }
@@ -134,42 +138,75 @@ impl TestArgs {
 
 /// Runs the tests.
 pub fn run(options: &TestArgs) -> Result<ExitCode> {
-    if !needs_guests(&options.arguments) {
-        return run_cargo(cargo(), options);
+    let root = workspace::root()?;
+    let packages =
+        options.packages.iter().map(|name| package_name(&root, name)).collect::<Result<Vec<_>>>()?;
+    // Other packages need no image.
+    let boot_guests =
+        packages.is_empty() || packages.iter().any(|package| WITH_GUESTS.contains(&package.as_str()));
+    if !boot_guests && !options.arguments.is_empty() {
+        return run_cargo(cargo(), &packages, options);
     }
     let line = ProgressLine::new();
     let timings = StepTimes::new();
     let ensure = if options.allow_missing { deps::ensure } else { deps::ensure_for_tests };
-    if !timings.measure("Debian packages", || ensure(&line))? {
+    if boot_guests && !timings.measure("Debian packages", || ensure(&line))? {
         return Ok(ExitCode::FAILURE);
     }
+    let build = || timings.measure("test programs", || TestPrograms::build(&packages));
+    if !boot_guests {
+        let programs = build()?;
+        let passed = PassedPrograms::read(&root, programs.vprof(), &options.settings())?;
+        let session = TestSession {
+            programs: &programs,
+            packages: &packages,
+            tools: None,
+            options,
+            timings: &timings,
+            passed: &passed,
+        };
+        return session.run();
+    }
     // Fetching packages waits for the network, the compiler does not.
-    let (programs, portable_host) = timings.measure("test programs, guest images", || {
-        std::thread::scope(|scope| {
-            let images = scope.spawn(|| build_images(options.all, &line));
-            let programs = TestPrograms::build();
-            let host = images.join().unwrap_or_else(|panic| std::panic::resume_unwind(panic));
-            anyhow::Ok((programs?, host?))
-        })
+    let (programs, portable_host) = std::thread::scope(|scope| {
+        let images = scope.spawn(|| timings.measure("guest images", || build_images(options.all, &line)));
+        let programs = build();
+        let host = images.join().unwrap_or_else(|panic| std::panic::resume_unwind(panic));
+        anyhow::Ok((programs?, host?))
     })?;
     line.end();
-    let tools = GuestTools { vprof: programs.vprof().to_owned(), portable_host };
+    let vprof = programs.vprof().context("cargo has built no vprof")?;
+    let tools = GuestTools { vprof: programs::without_debug_information(vprof)?, portable_host };
     if !options.arguments.is_empty() {
-        return run_cargo(tools.cargo(), options);
+        return run_cargo(tools.cargo(), &packages, options);
     }
-    let passed = PassedPrograms::read(&workspace::root()?, programs.vprof(), &options.settings())?;
-    TestSession { programs: &programs, tools: &tools, options, timings: &timings, passed: &passed }.run()
+    let passed = PassedPrograms::read(&root, Some(vprof), &options.settings())?;
+    TestSession {
+        programs: &programs,
+        packages: &packages,
+        tools: Some(&tools),
+        options,
+        timings: &timings,
+        passed: &passed,
+    }
+    .run()
+}
+
+/// Returns the name of a package that is given by its name or its folder: `cli` is `vprof`.
+fn package_name(root: &Path, given: &str) -> Result<String> {
+    let Ok(manifest) = fs::read_to_string(root.join(given).join("Cargo.toml")) else {
+        return Ok(given.to_owned());
+    };
+    let name = manifest.lines().find_map(|line| line.strip_prefix("name = \"")?.strip_suffix('"'));
+    name.map(str::to_owned).with_context(|| format!("{given}/Cargo.toml names no package"))
 }
 
 /// Calls `cargo test` with the arguments that were given.
-fn run_cargo(mut cargo: Command, options: &TestArgs) -> Result<ExitCode> {
+fn run_cargo(mut cargo: Command, packages: &[String], options: &TestArgs) -> Result<ExitCode> {
     // Programs inherit it.
     options.set_environment(&mut cargo);
     cargo.args(["test", "--no-fail-fast"]);
-    // With another choice of packages, features of dependencies differ, and they are built again.
-    if packages(&options.arguments).next().is_none() {
-        cargo.arg("--workspace");
-    }
+    programs::choose(&mut cargo, packages);
     let status = cargo.args(options.for_cargo()).status().context(NO_CARGO)?;
     Ok(exit_code(status))
 }
@@ -188,15 +225,18 @@ fn build_images(all: bool, line: &ProgressLine) -> Result<PathBuf> {
         for release in [DebianRelease::Bookworm, DebianRelease::Trixie] {
             guest_images::corpus(release, line)?;
         }
+        guest_images::kvm_host(line)?;
     }
-    guest_images::kvm_host(line)?;
     guest_images::portable_host(line)
 }
 
 /// Test programs of the workspace that run one after the other or side by side.
 struct TestSession<'a> {
     programs: &'a TestPrograms,
-    tools: &'a GuestTools,
+    /// Packages that were chosen; empty for all.
+    packages: &'a [String],
+    /// Programs and images for guests; `None` where no package was chosen that boots one.
+    tools: Option<&'a GuestTools>,
     options: &'a TestArgs,
     timings: &'a StepTimes,
     passed: &'a PassedPrograms,
@@ -227,18 +267,23 @@ impl TestSession<'_> {
     /// Runs every test program, the guests' last, and the examples in the documentation.
     fn run(&self) -> Result<ExitCode> {
         let mut totals = self.timings.measure("test programs side by side", || self.run_side_by_side())?;
-        for program in self.programs.alone() {
-            match self.run_changed(program, OutputMode::PassedOn)? {
-                Some(outcome) => totals.add(program.label(), &outcome),
-                None => totals.unchanged += 1,
+        self.timings.measure("test programs alone", || {
+            for program in self.programs.alone() {
+                match self.run_changed(program, OutputMode::PassedOn)? {
+                    Some(outcome) => totals.add(program.label(), &outcome),
+                    None => totals.unchanged += 1,
+                }
             }
-        }
+            anyhow::Ok(())
+        })?;
         let documentation = self.timings.measure("documentation examples", || {
-            let mut cargo = self.tools.cargo();
-            cargo.args(["test", "--workspace", "--doc", "--quiet"]).status().context(NO_CARGO)
+            let mut cargo = cargo();
+            programs::choose(cargo.arg("test"), self.packages);
+            cargo.args(["--doc", "--quiet"]).status().context(NO_CARGO)
         })?;
         totals.failed.extend((!documentation.success()).then(|| "documentation examples".to_owned()));
-        let events = if self.options.units { None } else { Some(self.run_guests(&mut totals)?) };
+        let boot = self.tools.is_some() && !self.options.units;
+        let events = boot.then(|| self.run_guests(&mut totals)).transpose()?;
 
         if self.options.timings {
             let guests = events.as_ref().map(HarnessEvents::guest_times).unwrap_or_default();
@@ -267,7 +312,12 @@ impl TestSession<'_> {
     /// Runs one program for each CPU at a time, and one of those that wait. Each one's output is printed at
     /// its end.
     fn run_side_by_side(&self) -> Result<TestTotals> {
-        let queues = [self.programs.side_by_side(), self.programs.waiting()];
+        let mut queues = [self.programs.side_by_side(), self.programs.waiting()];
+        if !self.packages.is_empty() {
+            for program in queues[1].drain(..) {
+                println!("     Left out {}, which waits for servers: name it to run it", program.label());
+            }
+        }
         let [busy, waiting] = &queues.map(|programs| Mutex::new(programs.into_iter()));
         let totals = Mutex::new(TestTotals::default());
         let work = |queue: &Mutex<std::vec::IntoIter<&TestProgram>>| {
@@ -318,7 +368,7 @@ impl TestSession<'_> {
             println!("     Running {}", program.label());
         }
         let command = self.command(program);
-        self.timings.measure(&program.label(), || outcome::run(command, output))
+        self.timings.measure_program(&program.label(), || outcome::run(command, output))
     }
 
     fn command(&self, program: &TestProgram) -> Command {
@@ -371,31 +421,6 @@ impl TestSession<'_> {
     }
 }
 
-/// Returns the packages that the arguments for cargo choose. Arguments after `--` are for the tests
-/// themselves.
-fn packages(arguments: &[OsString]) -> impl Iterator<Item = String> {
-    let words = arguments.iter().map(|argument| argument.to_string_lossy().into_owned());
-    let mut words = words.take_while(|argument| argument != "--");
-    std::iter::from_fn(move || {
-        loop {
-            let word = words.next()?;
-            match word.as_str() {
-                "-p" | "--package" => return words.next(),
-                _ => {}
-            }
-            if let Some(name) = word.strip_prefix("--package=").or_else(|| word.strip_prefix("-p")) {
-                return Some(name.to_owned());
-            }
-        }
-    })
-}
-
-/// True if tests may boot guests: chosen packages without guest tests need no image.
-fn needs_guests(arguments: &[OsString]) -> bool {
-    let mut packages = packages(arguments).peekable();
-    packages.peek().is_none() || packages.any(|name| WITH_GUESTS.contains(&name.as_str()))
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -404,27 +429,35 @@ mod tests {
     fn ignored_tests_are_asked_for_after_the_two_dashes() {
         let arguments = |all, words: &[&str]| {
             let arguments = words.iter().map(OsString::from).collect();
-            TestArgs { all, again: false, timings: false, units: false, allow_missing: false, arguments }
-                .for_cargo()
-                .join(" ".as_ref())
-                .into_string()
-                .unwrap()
+            let packages = Vec::new();
+            TestArgs {
+                all,
+                again: false,
+                timings: false,
+                units: false,
+                allow_missing: false,
+                packages,
+                arguments,
+            }
+            .for_cargo()
+            .join(" ".as_ref())
+            .into_string()
+            .unwrap()
         };
         assert_eq!(arguments(false, &["kernels::"]), "kernels::");
         assert_eq!(arguments(true, &[]), "-- --include-ignored");
         assert_eq!(
-            arguments(true, &["-p", "vmm", "--", "--nocapture"]),
-            "-p vmm -- --include-ignored --nocapture"
+            arguments(true, &["--test", "flat", "--", "--nocapture"]),
+            "--test flat -- --include-ignored --nocapture"
         );
     }
 
     #[test]
-    fn images_are_made_where_a_chosen_package_boots_guests() {
-        let words = |words: &[&str]| words.iter().map(OsString::from).collect::<Vec<_>>();
-        let chosen = |given: &[&str]| packages(&words(given)).collect::<Vec<_>>();
-        assert_eq!(chosen(&["-p", "vmm", "--package=symbols", "name", "--", "-p", "x"]), ["vmm", "symbols"]);
-        assert!(needs_guests(&words(&[])) && needs_guests(&words(&["kernels::"])));
-        assert!(needs_guests(&words(&["-p", "vmm", "-pvprof-tests"])));
-        assert!(!needs_guests(&words(&["-p", "vmm", "guest"])));
+    fn a_package_is_known_by_its_folder() {
+        let root = workspace::root().unwrap();
+        assert_eq!(package_name(&root, "cli").unwrap(), "vprof");
+        assert_eq!(package_name(&root, "vprof").unwrap(), "vprof");
+        assert_eq!(package_name(&root, "guest-images/programs").unwrap(), "guest-programs");
+        assert!(package_name(&root, "fuzz").is_ok() && package_name(&root, ".").is_err());
     }
 }

@@ -32,18 +32,18 @@ pub struct PassedPrograms {
     path: PathBuf,
     /// Hash of what is the same for all programs.
     surroundings: Vec<u8>,
-    /// The `vprof` under test.
-    vprof: PathBuf,
+    /// The `vprof` under test, if it was built.
+    vprof: Option<PathBuf>,
     passed: Mutex<BTreeMap<String, Fingerprint>>,
 }
 
 impl PassedPrograms {
-    /// Reads the record next to the `vprof` under test, for the tree in `root`. `settings` are those of all
-    /// tests. A missing or foreign record is an empty one.
+    /// Reads the record of the tree in `root`. `settings` are those of all tests. A missing or foreign record
+    /// is an empty one.
     ///
     /// # Errors
     /// A file cannot be read, or git does not list the files of the tree.
-    pub fn read(root: &Path, vprof: &Path, settings: &str) -> Result<Self> {
+    pub fn read(root: &Path, vprof: Option<&Path>, settings: &str) -> Result<Self> {
         let mut hash = Sha256::new();
         add(&mut hash, &fs::read(KERNEL).with_context(|| format!("cannot read {KERNEL}"))?);
         add(&mut hash, settings.as_bytes());
@@ -56,14 +56,14 @@ impl PassedPrograms {
                 Err(error) => return Err(error).with_context(|| format!("cannot read {}", file.display())),
             }
         }
-        let path = vprof.with_file_name(FILE);
+        let path = root.join("target").join(FILE);
         let passed = match fs::read(&path) {
             Ok(bytes) => serde_json::from_slice(&bytes).unwrap_or_default(),
             Err(error) if error.kind() == ErrorKind::NotFound => BTreeMap::new(),
             Err(error) => return Err(error).with_context(|| format!("cannot read {}", path.display())),
         };
         let surroundings = hash.finalize().to_vec();
-        Ok(Self { path, surroundings, vprof: vprof.to_owned(), passed: Mutex::new(passed) })
+        Ok(Self { path, surroundings, vprof: vprof.map(Path::to_owned), passed: Mutex::new(passed) })
     }
 
     fn lock(&self) -> MutexGuard<'_, BTreeMap<String, Fingerprint>> {
@@ -78,8 +78,10 @@ impl PassedPrograms {
         let mut hash = Sha256::new();
         hash.update(&self.surroundings);
         add_program(&mut hash, program.executable())?;
-        if program.package() == STARTS_VPROF {
-            add_program(&mut hash, &self.vprof)?;
+        if program.package() == STARTS_VPROF
+            && let Some(vprof) = &self.vprof
+        {
+            add_program(&mut hash, vprof)?;
         }
         Ok(hash.finalize().iter().map(|byte| format!("{byte:02x}")).collect())
     }
@@ -154,10 +156,11 @@ mod tests {
             let path = directory.path();
             let status = Command::new("git").args(["init", "--quiet"]).arg(path).status().unwrap();
             assert!(status.success());
-            for (name, text) in [(".gitignore", "build\n"), ("table.md", "1"), ("main.rs", "2")] {
+            for (name, text) in [(".gitignore", "build\ntarget\n"), ("table.md", "1"), ("main.rs", "2")] {
                 fs::write(path.join(name), text).unwrap();
             }
             fs::create_dir(path.join("build")).unwrap();
+            fs::create_dir(path.join("target")).unwrap();
             fs::write(path.join("build/units"), "program").unwrap();
             fs::write(path.join("build/vprof"), "vprof").unwrap();
             let program = TestProgram::made_up("cli", path.join("build/units"));
@@ -170,7 +173,7 @@ mod tests {
 
         fn passed(&self, settings: &str) -> PassedPrograms {
             let root = self.directory.path();
-            PassedPrograms::read(root, &root.join("build/vprof"), settings).unwrap()
+            PassedPrograms::read(root, Some(&root.join("build/vprof")), settings).unwrap()
         }
 
         fn is_known(&self, settings: &str) -> bool {
@@ -209,7 +212,7 @@ mod tests {
     #[test]
     fn a_foreign_record_is_an_empty_one() {
         let tree = Tree::new();
-        tree.write("build/passed-tests.json", "[]");
+        tree.write("target/passed-tests.json", "[]");
         assert!(!tree.is_known("all"));
     }
 }

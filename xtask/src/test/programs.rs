@@ -24,6 +24,8 @@ const ALONE: &[(&str, &str)] = &[
 const LONG: &[(&str, &str)] = &[("attach", "sampled")];
 /// Files of tests that wait for servers and for pauses most of the time: they take no CPU from the others.
 const WAITING: &[(&str, &str)] = &[("cli", "agent_sinks"), ("sampler", "survival")];
+/// Package with the features of the whole workspace.
+const FEATURES: &str = "workspace-features";
 /// The target that is the product.
 const VPROF: &str = "vprof";
 
@@ -31,7 +33,7 @@ const VPROF: &str = "vprof";
 #[derive(Debug)]
 pub struct TestPrograms {
     tests: Vec<TestProgram>,
-    vprof: PathBuf,
+    vprof: Option<PathBuf>,
 }
 
 /// One test program.
@@ -50,25 +52,27 @@ pub struct TestProgram {
 
 impl TestPrograms {
     /// Builds all programs in one call, so that the features of dependencies are the same in each and no
-    /// dependency is built twice.
+    /// dependency is built twice. Programs that no test starts are built, too, because a lint may find
+    /// something only in them: code, for example, that nothing but a test uses.
     ///
     /// # Errors
     /// One does not compile, or binutils are missing.
-    pub fn build() -> Result<Self> {
+    pub fn build(packages: &[String]) -> Result<Self> {
         let mut cargo = cargo();
-        cargo.args(["test", "--workspace", "--no-run", "--message-format", "json-render-diagnostics"]);
-        let output = cargo.stderr(Stdio::inherit()).output().context("cannot start cargo test")?;
+        choose(cargo.arg("build"), packages);
+        cargo.args(["--all-targets", "--message-format", "json-render-diagnostics"]);
+        let output = cargo.stderr(Stdio::inherit()).output().context("cannot start cargo build")?;
         ensure!(output.status.success(), "cannot build the tests ({})", output.status);
         let messages = String::from_utf8_lossy(&output.stdout);
         let built: Vec<Value> = messages.lines().filter_map(|line| serde_json::from_str(line).ok()).collect();
-        let vprof = built.iter().find_map(vprof).context("cargo has built no vprof")?;
+        let vprof = built.iter().find_map(vprof);
         let tests = built.iter().filter_map(TestProgram::from_message).collect();
-        Ok(Self { tests, vprof: without_debug_information(&vprof)? })
+        Ok(Self { tests, vprof })
     }
 
-    /// Returns the `vprof` under test, static and small: an emulated host loads it whole.
-    pub fn vprof(&self) -> &Path {
-        &self.vprof
+    /// Returns the `vprof` that was built, if it was.
+    pub fn vprof(&self) -> Option<&Path> {
+        self.vprof.as_deref()
     }
 
     /// Returns the programs that may run side by side, the long ones first: units take longer than most files
@@ -108,8 +112,24 @@ fn vprof(message: &Value) -> Option<PathBuf> {
     message["executable"].as_str().filter(|_| is_it).map(PathBuf::from)
 }
 
-/// Makes a copy next to the program that has its symbols, but no debug information.
-fn without_debug_information(program: &Path) -> Result<PathBuf> {
+/// Adds the choice of packages to a call of cargo: all, if none is given.
+pub fn choose(cargo: &mut Command, packages: &[String]) {
+    if packages.is_empty() {
+        cargo.arg("--workspace");
+        return;
+    }
+    for package in packages {
+        cargo.args(["--package", package]);
+    }
+    // It has no test, but all features: without it, cargo would build the dependencies once more with fewer.
+    cargo.args(["--package", FEATURES]);
+    // One crate is built again and again. A build of the whole links too much for this to be faster.
+    cargo.env("CARGO_INCREMENTAL", "1");
+}
+
+/// Makes a copy next to the program that has its symbols, but no debug information, and returns its path. It
+/// is small, because an emulated host loads the whole program.
+pub fn without_debug_information(program: &Path) -> Result<PathBuf> {
     let copy = program.with_file_name("vprof-under-test");
     let status = Command::new("objcopy").arg("--strip-debug").arg(program).arg(&copy).status();
     let status = status.context("cannot start objcopy (Debian package binutils)")?;
@@ -158,9 +178,11 @@ impl TestProgram {
     }
 
     /// Returns a call of the program, in the directory and the environment that cargo gives it.
-    pub fn command(&self, tools: &GuestTools) -> Command {
+    pub fn command(&self, tools: Option<&GuestTools>) -> Command {
         let mut command = Command::new(&self.executable);
-        tools.set_environment(&mut command);
+        if let Some(tools) = tools {
+            tools.set_environment(&mut command);
+        }
         command.current_dir(&self.directory).env("CARGO_MANIFEST_DIR", &self.directory);
         command
     }
@@ -209,7 +231,7 @@ mod tests {
             ("vprof-tests", GUESTS),
         ];
         let tests = tests.map(|(package, target)| program(package, target)).into();
-        let programs = TestPrograms { tests, vprof: PathBuf::new() };
+        let programs = TestPrograms { tests, vprof: None };
         let labels = |programs: Vec<&TestProgram>| -> Vec<String> {
             programs.into_iter().map(TestProgram::label).collect()
         };

@@ -1,5 +1,6 @@
 //! Wall time of the steps of `cargo xtask test`, and events of the guest tests.
 
+use std::cmp::Reverse;
 use std::collections::{BTreeMap, BTreeSet};
 use std::fmt;
 use std::path::Path;
@@ -8,11 +9,16 @@ use std::time::{Duration, Instant};
 
 use anyhow::{Context, Result, bail};
 
-/// Steps in the order in which they ended.
+/// Test programs in the table: the slowest ones.
+const SLOWEST: usize = 10;
+
+/// Wall time of each step, and of each test program within the steps.
 #[derive(Debug)]
 pub struct StepTimes {
     begin: Instant,
+    /// In the order in which they ended.
     steps: Mutex<Vec<(String, Duration)>>,
+    programs: Mutex<Vec<(String, Duration)>>,
 }
 
 /// Events noted by the harness of guest tests (`testkit::events`).
@@ -29,17 +35,26 @@ pub struct HarnessEvents {
 impl StepTimes {
     /// Starts the clock.
     pub fn new() -> Self {
-        Self { begin: Instant::now(), steps: Mutex::default() }
+        Self { begin: Instant::now(), steps: Mutex::default(), programs: Mutex::default() }
     }
 
     /// Does a step and keeps how long it took.
     pub fn measure<T>(&self, step: &str, work: impl FnOnce() -> T) -> T {
-        let begin = Instant::now();
-        let result = work();
-        let took = (step.to_owned(), begin.elapsed());
-        self.steps.lock().unwrap_or_else(PoisonError::into_inner).push(took);
-        result
+        measure_into(&self.steps, step, work)
     }
+
+    /// Runs a test program, which is a part of a step, and keeps how long it took.
+    pub fn measure_program<T>(&self, label: &str, run: impl FnOnce() -> T) -> T {
+        measure_into(&self.programs, label, run)
+    }
+}
+
+fn measure_into<T>(times: &Mutex<Vec<(String, Duration)>>, name: &str, work: impl FnOnce() -> T) -> T {
+    let begin = Instant::now();
+    let result = work();
+    let took = (name.to_owned(), begin.elapsed());
+    times.lock().unwrap_or_else(PoisonError::into_inner).push(took);
+    result
 }
 
 impl HarnessEvents {
@@ -97,11 +112,20 @@ impl HarnessEvents {
 
 impl fmt::Display for StepTimes {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        writeln!(f, "\n seconds  step; test programs run side by side")?;
-        for (step, took) in self.steps.lock().unwrap_or_else(PoisonError::into_inner).iter() {
+        let [steps, programs] = [&self.steps, &self.programs]
+            .map(|times| times.lock().unwrap_or_else(PoisonError::into_inner).clone());
+        let mut programs = programs;
+        programs.sort_by_key(|(_, took)| Reverse(*took));
+        let in_all = ("in all".to_owned(), self.begin.elapsed());
+        writeln!(f, "\n seconds  step")?;
+        for (step, took) in steps.iter().chain([&in_all]) {
             writeln!(f, "{:>8.1}  {step}", took.as_secs_f64())?;
         }
-        writeln!(f, "{:>8.1}  in all", self.begin.elapsed().as_secs_f64())
+        writeln!(f, "\n seconds  slowest test programs, next to others")?;
+        for (program, took) in programs.iter().take(SLOWEST) {
+            writeln!(f, "{:>8.1}  {program}", took.as_secs_f64())?;
+        }
+        Ok(())
     }
 }
 
@@ -119,7 +143,12 @@ mod tests {
     fn guests_of_a_test_are_added_up_and_the_longest_comes_first() {
         let timings = StepTimes::new();
         assert_eq!(timings.measure("a step", || 7), 7);
-        assert!(timings.to_string().contains("a step"));
+        for number in 0..=SLOWEST {
+            timings.measure_program(&format!("program {number}"), || {});
+        }
+        let text = timings.to_string();
+        assert!(text.contains("a step") && text.contains("in all"), "{text}");
+        assert_eq!(text.matches("program ").count(), SLOWEST, "{text}");
         let text = read("guest\tkernels::a\t1.5\nguest\tkernels::b\t4.0\nguest\tkernels::a\t1.0\n").unwrap();
         let text = text.guest_times();
         let (a, b) = (text.find("     2.5  kernels::a"), text.find("     4.0  kernels::b"));

@@ -1,0 +1,30 @@
+#!/bin/sh
+# Compiles a crate of the workspace as rustc.sh does, and proves two more things on the way. Clippy's driver is the
+# compiler, because its lints cost nothing next to code generation. rustdoc then documents the library or program by the
+# metadata its dependencies have by now, so that no dependency is checked once more for it.
+#
+# RUSTC_WORKSPACE_WRAPPER=.cargo/lint.sh turns it on. Cargo keeps what it builds apart from what rustc.sh builds, so a
+# crate that was compiled without lints never passes for one that has none.
+here=$(dirname "$0")
+toolchain=$(dirname "$1")
+CLIPPY_ARGS=-Dwarnings "$here/rustc.sh" "$toolchain/clippy-driver" "$@" || exit
+
+case " $* " in
+# Questions to the compiler, build scripts, and test programs, whose documentation nobody reads.
+*" --crate-name ___ "* | *" -vV "* | *" --print"* | *" --crate-name build_script_"* | *" --test "*) exit ;;
+esac
+shift
+# What is left out chooses the compiler's output; rustdoc has its own.
+for argument; do
+    shift
+    case $skip$argument in
+    --emit=* | skip*) skip= && continue ;;
+    --out-dir | -C) skip=skip && continue ;;
+    esac
+    set -- "$@" "$argument"
+done
+pages=$(mktemp -d)
+"$toolchain/rustdoc" --document-private-items -D warnings --out-dir "$pages" "$@"
+status=$?
+rm -r "$pages"
+exit $status

@@ -1,0 +1,1 @@
+//! Turns on the features that a build of the whole workspace has, and holds no code.

@@ -1,8 +1,8 @@
 #!/bin/sh
 # Compiles the workspace's crates. A test program has all of its crate once more: without optimization it is built in a
-# quarter of the time, which is more than its tests then take longer, but for those of `profile`.
+# quarter of the time, which is more than its tests then take longer, except for the simulations of `statistics`.
 case " $* " in
-*" --crate-name profile "*) ;;
+*" --crate-name statistics "*) ;;
 *" --test "*) exec "$@" -C opt-level=0 ;;
 esac
 exec "$@"

@@ -18,9 +18,9 @@ use std::time::{Duration, Instant};
 use anyhow::{Context, ensure};
 use attach::{Attachment, EngineChoice, StopMemory, Target};
 use kvm_bindings::kvm_regs;
-use profile::clock::{ClockKind, Intervals};
 use sampler::bench::StoppedGuest;
 use sampler::{AttachedSampler, RecordingConfig, Session, SessionConfig};
+use statistics::clock::{ClockKind, Intervals};
 use vm_memory::{Bytes, GuestAddress};
 use vmm::config::FLAT_ENTRY;
 use vmm::{

@@ -11,11 +11,11 @@ use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::time::{Duration, Instant};
 
 use kvm_bindings::{kvm_regs, kvm_sregs};
-use profile::clock::{ClockKind, Intervals};
 use profile::rows::{FrameKind, SampleRow};
 use profile::{Batch, Sink, SinkError};
 use sampler::bench::{ChangedSampler, StoppedGuest};
 use sampler::{RecordingConfig, Session, SessionConfig, VcpuSampler};
+use statistics::clock::{ClockKind, Intervals};
 use symbols::names::OpenFiles;
 use vmm::{Exit, GuestMemoryMmap, Machine, Observer, Tick, TickContext, VmConfig, monotonic_ns};
 

@@ -341,7 +341,7 @@ mod tests {
         let file = "[run]\nrate = 250\nmemory = \"2G\"\nsnapshot = true\nclock = \"exponential\"\ndisk = [\"a\", \"b\"]\n";
         let args = run(file, &[]);
         assert_eq!((args.recording.rate, args.memory, args.snapshot), (250.0, 2 << 30, true));
-        assert_eq!((args.recording.clock, args.disk.len()), (profile::ClockKind::Exponential, 2));
+        assert_eq!((args.recording.clock, args.disk.len()), (statistics::clock::ClockKind::Exponential, 2));
         assert_eq!(run(file, &["-F", "99.5"]).recording.rate, 99.5);
         assert_eq!(run("", &[]).recording.rate, 1_000.0);
     }

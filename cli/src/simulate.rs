@@ -2,7 +2,7 @@
 
 use std::io::{self, IsTerminal, Write};
 
-use profile::simulate::{Options, study};
+use statistics::simulate::{Options, study};
 
 use crate::args::SimulateArgs;
 use crate::errors::{Error, ExitCode};

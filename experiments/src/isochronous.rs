@@ -1,13 +1,13 @@
 //! Figures 3 and 4 of McCanne and Torek: a program that works in step with a clock, sampled by that clock.
 
 use anyhow::{Context, Result, ensure};
-use profile::clock::ClockKind;
 use vprof_tests::{FRAMES_AT_PROBES, Run};
 
 use crate::document::DocumentSection;
 use crate::measured::{boot, end, growth, lateness, lines, printed_at, rusage, setting, since, value};
 use crate::native::{self, NativeCase, WorkShares};
 use crate::table::{MarkdownTable, median, more};
+use statistics::clock::ClockKind;
 use testkit::{LinePlot, PlotLine, PlotScale};
 
 /// Length of each run of the program, s.

@@ -6,11 +6,11 @@ use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
 use anyhow::{Context, Result, ensure};
-use profile::clock::ClockKind;
 use profile::rows::VcpuState;
 use profile::{Batch, Sink, SinkError};
 use sampler::bench::ChangedSampler;
 use sampler::{RecordingConfig, Session, SessionConfig, VcpuSampler};
+use statistics::clock::ClockKind;
 use vmm::{FLAT_ENTRY, Machine, Observer, Tick, VmConfig};
 
 /// Running time of the program for each clock and run, s.

@@ -4,8 +4,7 @@ use std::cmp::Ordering;
 use std::collections::HashMap;
 
 use serde::{Deserialize, Serialize};
-
-use crate::numbers::part;
+use statistics::part;
 
 /// Branches with a smaller part of the function's samples are left out.
 pub const LEAST_PART: f64 = 0.01;

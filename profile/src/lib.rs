@@ -5,16 +5,14 @@
 //!                                                  └─▶ [`live`]                          │
 //!                                            [`report`] [`diff`] [`rusage`] [`stat`] [`boot`]
 //!                                                                      │
-//!                                             [`clock`] ──▶ [`estimate`] ◀── [`simulate`]
+//!                                                            [`statistics::estimate`]
 //! ```
 //!
 //! No KVM, no guest and no other process is needed here: profiles are read on any Linux machine.
 
 pub mod boot;
 mod calls;
-pub mod clock;
 pub mod diff;
-pub mod estimate;
 pub mod histogram;
 pub mod live;
 #[cfg(feature = "fixture")]
@@ -22,17 +20,14 @@ pub mod made_up;
 pub mod merge;
 pub mod naming;
 mod numbers;
-pub mod rate_history;
 pub mod report;
 pub mod rows;
 pub mod rusage;
-pub mod simulate;
 pub mod stat;
 pub mod store;
 pub mod symbolize;
 pub mod watch;
 
-pub use clock::ClockKind;
 pub use report::{Filter, Report, Sort};
 pub use rows::{Batch, Sink, SinkError};
 pub use store::{Profile, ProfileError, ProfileWriter};

@@ -6,7 +6,7 @@
 use std::time::Duration;
 
 use linux::PhysicalMemory;
-use profile::clock::TickHold;
+use statistics::clock::TickHold;
 use vmm::{AttachedThread, MissReason, Observer, ThreadId, Tick, monotonic_ns};
 
 use crate::microstate::clock::ThreadState;
@@ -116,8 +116,8 @@ mod tests {
     use kvm_bindings::{kvm_regs, kvm_sregs};
     use linux::fixture::{Config, Style};
     use linux::{FlatMemory, Kernel};
-    use profile::clock::{ClockKind, Intervals};
     use profile::rows::VcpuState;
+    use statistics::clock::{ClockKind, Intervals};
     use vm_memory::{GuestAddress, GuestMemoryMmap};
     use vmm::{Activity, ActivitySource, TickContext};
 

@@ -15,8 +15,8 @@ use crate::record::SampleRecord;
 use crate::resolve::resolver::SampleResolver;
 pub use changed::ChangedSampler;
 use profile::SinkError;
-use profile::clock::{ClockKind, Intervals};
 use profile::rows::{Batch, SampleRow, Sink, VcpuState};
+use statistics::clock::{ClockKind, Intervals};
 pub use stopped::{StackFigures, StoppedGuest, stack_figures};
 use vmm::monotonic_ns;
 

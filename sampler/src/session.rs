@@ -41,9 +41,9 @@ use crate::record::GuestCells;
 use crate::shared::{AddedVcpu, GateCommand, SessionEnding, SharedState};
 use crate::task_scan::{ScanConfig, TaskStateCollector};
 use crate::watch::WatchConfig;
-use profile::clock::{ClockKind, Intervals};
-use profile::estimate::ONE_CLOCK;
 use profile::rows::{Sink, SinkError};
+use statistics::clock::{ClockKind, Intervals};
+use statistics::estimate::ONE_CLOCK;
 
 pub use crate::shared::{PrecisionStatus, SessionStatus, SessionTotals};
 pub use crate::vcpu::VcpuSampler;

@@ -13,8 +13,8 @@ use crate::conditions::{ConditionTimes, RunTrigger};
 use crate::console::ConsoleQueue;
 use crate::microstate::stats::VcpuStats;
 use crate::vcpu::RingEnds;
-use profile::estimate::Share;
 use profile::rows::EventRow;
+use statistics::estimate::Share;
 
 /// Events that wait for the collector, at most; more are dropped.
 const EVENTS_WAITING: usize = 10_000;

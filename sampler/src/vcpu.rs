@@ -31,8 +31,8 @@ use crate::microstate::host::{own_cpu_time, own_times};
 use crate::microstate::stats::VcpuStats;
 use crate::microstate::wait::WaitDetector;
 use crate::record::{self, GuestCells, GuestReaders, SampleMessage, SampleRecord};
-use profile::clock::{Intervals, TickHold};
 use profile::rows::VcpuState;
+use statistics::clock::{Intervals, TickHold};
 
 /// Delay of a tick that means that the host had stopped the process (SIGSTOP), ns. The host's scheduler does
 /// not count such a stop as a wait.
@@ -443,8 +443,8 @@ mod tests {
     use std::time::Instant;
 
     use super::*;
-    use profile::clock::ClockKind;
     use profile::rows::Microstates;
+    use statistics::clock::ClockKind;
     use vmm::ThreadId;
 
     fn sampler(slots: usize, kind: ClockKind) -> (VcpuSampler, Consumer<SampleMessage>, Arc<VcpuStats>) {

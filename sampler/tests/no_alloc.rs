@@ -8,8 +8,9 @@ use std::time::{Duration, Instant};
 
 use kvm_bindings::{kvm_regs, kvm_sregs};
 use linux::fixture::{Config, Style};
-use profile::{Batch, ClockKind, Sink, SinkError};
+use profile::{Batch, Sink, SinkError};
 use sampler::{RecordingConfig, Session, SessionConfig, VcpuSampler};
+use statistics::clock::ClockKind;
 use vm_memory::{Bytes, GuestAddress};
 use vmm::{Activity, Exit, GuestMemoryMmap, Observer, TickContext, monotonic_ns};
 

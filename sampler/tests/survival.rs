@@ -11,8 +11,9 @@ use std::time::{Duration, Instant};
 
 use kvm_bindings::{kvm_regs, kvm_sregs};
 use profile::store::Value;
-use profile::{ClockKind, Filter, Profile, ProfileWriter, Report};
+use profile::{Filter, Profile, ProfileWriter, Report};
 use sampler::{RecordingConfig, Session, SessionConfig};
+use statistics::clock::ClockKind;
 use vm_memory::GuestAddress;
 use vmm::{GuestMemoryMmap, Observer, TickContext};
 

@@ -9,11 +9,12 @@ use host::choice::HostChoice;
 use host::network::NetworkKind;
 use host::protocol::Then;
 use images::contents::ImageFormat;
+use profile::Sort;
 use profile::boot::PHASES;
 use profile::report::By;
-use profile::{ClockKind, Sort};
 use sampler::conditions::{BadPattern, Condition};
 use sampler::{RateOutOfRange, checked_rate};
+use statistics::clock::ClockKind;
 use text::parse::{TimeError, decimal, positive_time, split_unit, time};
 use wall::SyscallPolicy;
 

@@ -8,9 +8,10 @@ use clap::Args;
 use host::protocol::Then;
 use profile::rows::HOSTNAME;
 use profile::store::CreateError;
-use profile::{Batch, ClockKind, ProfileWriter, Sink, SinkError};
+use profile::{Batch, ProfileWriter, Sink, SinkError};
 use sampler::RecordingConfig;
 use sampler::conditions::{Condition, RunTrigger};
+use statistics::clock::ClockKind;
 use text::parse::positive_time;
 
 use super::parse::{

@@ -3,7 +3,7 @@
 use std::path::PathBuf;
 
 use clap::Args;
-use profile::ClockKind;
+use statistics::clock::ClockKind;
 
 use super::TEMPLATE;
 use super::parse::clock_parser;

@@ -2,8 +2,8 @@
 
 use std::fmt::Write as _;
 
-use profile::ClockKind;
-use profile::simulate::{Row, Section, Study};
+use statistics::clock::ClockKind;
+use statistics::simulate::{Row, Section, Study};
 
 /// From the left edge to the scale, px.
 const LEFT: f64 = 230.0;

@@ -87,8 +87,8 @@ fn functions(text: &mut String, snapshot: &Snapshot, page: PageLayout) {
 
 #[cfg(test)]
 mod tests {
-    use profile::estimate::share;
     use profile::live::{FunctionShare, ProgramShare, Sampling, VcpuShare};
+    use statistics::estimate::share;
 
     use super::*;
     use crate::render::TextStyle;

@@ -1,7 +1,7 @@
 //! `simulate`: results of many profilings of simulated machines, and a conclusion.
 
-use profile::ClockKind;
-use profile::simulate::{Paper, Row, Section, Study, Unit};
+use statistics::clock::ClockKind;
+use statistics::simulate::{Paper, Row, Section, Study, Unit};
 use text::units;
 
 use super::PageLayout;

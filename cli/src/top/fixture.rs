@@ -1,11 +1,11 @@
 //! Snapshots for tests.
 
-use profile::estimate::share;
 use profile::live::{
     CallShare, Detail, DetailView, ExitRate, FunctionShare, MemoryShare, ModeShares, Note, ProcessShare,
     ProgramShare, Sampling, Snapshot, TaskShare, VcpuShare,
 };
 use profile::rows::MemoryKind;
+use statistics::estimate::share;
 
 /// Samples that were not idle.
 const BUSY: u64 = 4_500;

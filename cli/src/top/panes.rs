@@ -1,10 +1,10 @@
 //! The panes: the part of a snapshot that each shows.
 
-use profile::estimate::Share;
 use profile::live::{
     CallShare, ExitRate, FunctionShare, MemoryShare, Note, ProcessShare, ProgramShare, SamplePart, Snapshot,
     TaskShare,
 };
+use statistics::estimate::Share;
 use text::clean::escaped;
 
 use super::table::{CellValue, ScreenTable, SortOrder, TableColumn, TableRow, column};

@@ -2,7 +2,7 @@
 
 use std::cmp::Ordering;
 
-use profile::estimate::Share;
+use statistics::estimate::Share;
 use text::units;
 
 /// CellValue of a cell.

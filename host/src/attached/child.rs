@@ -13,9 +13,9 @@ use attach::{
     JobControl, Process, RateLimit, RunningMachine, Target, VcpuCounts, capabilities,
 };
 use images::ImageError;
-use profile::estimate::ONE_CLOCK;
 use profile::watch::WatchCondition;
 use sampler::{AttachedSampler, RecordingConfig, Session, SessionConfig, WatchConfig};
+use statistics::estimate::ONE_CLOCK;
 use symbols::names::{OpenFiles, no_files};
 use text::clean::escaped;
 use text::units;

@@ -12,7 +12,7 @@
 //! 6.12).
 
 mod chart;
-pub(crate) mod clocked;
+mod clocked;
 mod evidence;
 mod places;
 mod read;
@@ -21,6 +21,7 @@ mod systemd;
 mod tests;
 
 use serde::{Deserialize, Serialize};
+use statistics::estimate::Estimate;
 
 pub use chart::{Chart, ChartPiece};
 pub use evidence::{BlockedTask, Evidence, LastOf};
@@ -121,6 +122,14 @@ pub struct CpuEstimate {
     pub low_s: f64,
     /// Upper end.
     pub high_s: f64,
+}
+
+impl From<Estimate> for CpuEstimate {
+    fn from(estimate: Estimate) -> Self {
+        let Estimate { samples, time, .. } = estimate;
+        let [s, low_s, high_s] = [time.ns, time.low_ns, time.high_ns].map(|ns| ns / 1e9);
+        Self { samples, s, low_s, high_s }
+    }
 }
 
 /// A program of the first process.

@@ -3,13 +3,14 @@
 use std::collections::{BTreeSet, HashMap};
 
 use rusqlite::{Connection, OptionalExtension};
+use statistics::estimate::Tallies;
+use statistics::run_part::{RunClocks, RunPart};
 
-use super::clocked::{BootClocks, ClockedPart, flat_condition};
+use super::clocked::{self, flat_condition};
 use super::places::Code;
 use super::systemd::Messages;
 use super::{Boot, Call, CpuEstimate, Phase, Program, UNTIL, Unit};
 use crate::boot::STARTED;
-use crate::estimate::Tallies;
 use crate::numbers::unsigned;
 use crate::store::{Profile, ProfileError, snapshot};
 
@@ -74,7 +75,7 @@ pub(super) struct BootInput {
     programs: Vec<(u64, String)>,
     /// Time in the guest, by vCPU and time.
     guest: Vec<Segment>,
-    clocks: BootClocks,
+    clocks: RunClocks,
     kernel: Option<String>,
     host: String,
 }
@@ -122,7 +123,7 @@ impl BootInput {
         let up_ns = reached_ns.or(started_ns);
         let programs = "SELECT time_ns, text FROM event WHERE kind = 'init' ORDER BY id";
         Ok(Self {
-            clocks: BootClocks::read(connection)?,
+            clocks: clocked::read(connection)?,
             code: Code::read(connection)?,
             hits: hits(connection)?,
             who: who(connection)?,
@@ -149,7 +150,7 @@ impl BootInput {
 
     /// Returns the start of sampling if the guest had run before; the run's end if it was never sampled.
     fn sampled_later(&self) -> Option<u64> {
-        let from = self.clocks.sampled_from().unwrap_or(self.end_ns);
+        let from = self.clocks.rates.sampled_from(0).unwrap_or(self.end_ns);
         Some(from).filter(|from| *from > self.began_ns)
     }
 
@@ -272,17 +273,17 @@ impl BootInput {
 
     /// Estimates CPU time between two points of time, of everything and of one unit.
     pub(super) fn cpu(&self, span: (u64, u64), unit: &str) -> (CpuEstimate, CpuEstimate) {
-        let clocked = self.clocks.within(span);
+        let part = self.clocks.within(span);
         let (mut all, mut own) = (Tallies::default(), Tallies::default());
         for hit in self.within(span) {
-            clocked.count(hit.sample, &mut all);
+            part.count(hit.sample, &mut all);
             let who = hit.instance.filter(|_| matches!(hit.mode.as_str(), "user" | "kernel"));
             let of = who.and_then(|instance| self.who.get(&instance)?.unit.as_deref());
             if of == Some(unit) {
-                clocked.count(hit.sample, &mut own);
+                part.count(hit.sample, &mut own);
             }
         }
-        (clocked.estimate(&all), clocked.estimate(&own))
+        (part.estimate(&all).into(), part.estimate(&own).into())
     }
 
     fn within(&self, (from, to): (u64, u64)) -> impl Iterator<Item = &Hit> {
@@ -300,7 +301,7 @@ impl BootInput {
     fn calls(&self, span: (u64, u64), of: impl Fn(&Hit) -> Option<i64>) -> Vec<Call> {
         let mut calls: Vec<((&str, Option<&str>), SampleSums)> = Vec::new();
         let mut last: HashMap<Option<i64>, usize> = HashMap::new();
-        let clocked = self.clocks.within(span);
+        let part = self.clocks.within(span);
         for hit in self.within(span) {
             if hit.mode == "user" {
                 last.remove(&hit.instance);
@@ -317,7 +318,7 @@ impl BootInput {
                 });
                 last.insert(hit.instance, at);
                 if let Some((_, seen)) = calls.get_mut(at) {
-                    seen.meet(hit, &clocked);
+                    seen.meet(hit, &part);
                 }
             }
         }
@@ -326,7 +327,7 @@ impl BootInput {
             module: module.map(str::to_owned),
             from_s: self.since(seen.from_ns),
             to_s: self.since(seen.to_ns),
-            time: clocked.estimate(&seen.tallies),
+            time: part.estimate(&seen.tallies).into(),
         };
         // In the order of their first samples, which is that of time.
         calls.into_iter().map(call).collect()
@@ -335,7 +336,7 @@ impl BootInput {
     /// Estimates the time of processes, grouped by `of`.
     fn units(&self, span: (u64, u64), of: impl Fn(&SampleOwner) -> Option<String>) -> Vec<Unit> {
         let mut units: HashMap<String, (SampleSums, BTreeSet<i64>)> = HashMap::new();
-        let clocked = self.clocks.within(span);
+        let part = self.clocks.within(span);
         for hit in self.within(span) {
             let Some(instance) = hit.instance.filter(|_| matches!(hit.mode.as_str(), "user" | "kernel"))
             else {
@@ -343,7 +344,7 @@ impl BootInput {
             };
             if let Some(name) = self.who.get(&instance).and_then(&of) {
                 let (seen, processes) = units.entry(name).or_default();
-                seen.meet(hit, &clocked);
+                seen.meet(hit, &part);
                 processes.insert(instance);
             }
         }
@@ -352,7 +353,7 @@ impl BootInput {
             from_s: self.since(seen.from_ns),
             to_s: self.since(seen.to_ns),
             processes: processes.len() as u64,
-            time: clocked.estimate(&seen.tallies),
+            time: part.estimate(&seen.tallies).into(),
         };
         let mut units: Vec<Unit> = units.into_iter().map(unit).collect();
         units.sort_by(|a, b| a.from_s.total_cmp(&b.from_s).then_with(|| a.name.cmp(&b.name)));
@@ -370,12 +371,12 @@ struct SampleSums {
 
 impl SampleSums {
     /// Adds a sample, later than all before.
-    fn meet(&mut self, hit: &Hit, clocked: &ClockedPart) {
+    fn meet(&mut self, hit: &Hit, part: &RunPart) {
         if self.tallies.count() == 0 {
             self.from_ns = hit.time_ns;
         }
         self.to_ns = hit.time_ns;
-        clocked.count(hit.sample, &mut self.tallies);
+        part.count(hit.sample, &mut self.tallies);
     }
 }
 

@@ -376,7 +376,7 @@ fn time_of_the_idle_task_is_nobodys() {
 /// Simulates a vCPU that runs `on_us` of a program every 0.2 s and is halted otherwise, sampled at `rate` Hz
 /// for 200 s: a segment of the clock contains one such run, and many have no sample.
 fn mostly_halted(on_us: u64, rate: f64) -> f64 {
-    use crate::clock::{ClockKind, Intervals};
+    use statistics::clock::{ClockKind, Intervals};
     const PERIOD: u64 = 200 * MS;
     let mut batch = batch();
     batch.samples.clear();

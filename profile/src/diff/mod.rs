@@ -5,7 +5,6 @@
 //! estimates: it applies to the time of these two runs. With several it comes from the differences between
 //! the runs of a side, and applies to runs like these. docs/statistics.md has the details.
 
-pub(crate) mod significance;
 #[cfg(test)]
 mod tests;
 
@@ -13,11 +12,10 @@ use std::collections::BTreeMap;
 
 use serde::{Deserialize, Serialize};
 
-use crate::estimate::Z_95;
 use crate::report::command::has_command;
 use crate::report::{COMMAND, Estimate, Filter, ReportError, ShareKey, Shares, SharesBy};
 use crate::store::Profile;
-use significance::{TestedChange, holm, one_run, welch};
+use statistics::significance::{TestedChange, Value, holm, one_run, welch};
 
 /// Chance of any mark in a table of things that have not changed. With several runs of each side, things are
 /// programs; with one of each, they are the times of these very runs, and a re-run of one program has
@@ -304,21 +302,6 @@ fn rows(before: &[Shares], after: &[Shares], method: IntervalMethod) -> Vec<Diff
         }
     };
     found.into_iter().map(row).collect()
-}
-
-/// A value of one run with its 95 % interval.
-#[derive(Debug, Clone, Copy)]
-pub(crate) struct Value {
-    pub at: f64,
-    pub low: f64,
-    pub high: f64,
-}
-
-impl Value {
-    /// Returns the standard error from the width of the interval.
-    fn error(self) -> f64 {
-        (self.high - self.low) / (2.0 * Z_95)
-    }
 }
 
 /// Compares measurements of runs like these, each group of which has at least two on either side: Welch's t,

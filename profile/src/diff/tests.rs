@@ -4,11 +4,11 @@ use std::time::Duration;
 
 use rand::rngs::ChaCha8Rng;
 use rand::{RngExt, SeedableRng};
+use statistics::estimate::{Tallies, Ticks};
 
 use super::*;
-use crate::ClockKind;
-use crate::estimate::{Tallies, Ticks};
 use crate::report::Estimate;
+use statistics::clock::ClockKind;
 
 /// A run of `samples` ticks whose things have these weights, in the time that each takes.
 fn run(random: &mut ChaCha8Rng, weights: &[f64], samples: u64, busy_s: f64) -> Shares {

@@ -3,13 +3,13 @@
 use std::cmp::Reverse;
 
 use serde::{Deserialize, Serialize};
+use statistics::estimate::{Share, share};
+use statistics::part;
 
 use super::code::{Code, Function, NONE};
 use super::counts::SampleKind;
 use super::snapshot::FunctionShare;
 use crate::calls::{CallGrowth, Direction, ListedCall, cut_at};
-use crate::estimate::{Share, share};
-use crate::numbers::part;
 
 /// Depth of a tree of calls: that of `vprof report --callers`.
 const DEPTH: u32 = 8;

@@ -2,8 +2,9 @@
 
 use std::collections::HashMap;
 
+use statistics::part;
+
 use super::snapshot::MemoryShare;
-use crate::numbers::part;
 use crate::rows::{Batch, MemoryKind, MemoryReadingRow, MemoryUseRow};
 
 /// The last two readings.

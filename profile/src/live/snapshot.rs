@@ -1,9 +1,9 @@
 //! Snapshots of a run: plain data, the same on the control socket and on the screen.
 
 use serde::{Deserialize, Serialize};
+use statistics::estimate::Share;
 
 use super::detail::Detail;
-use crate::estimate::Share;
 use crate::rows::MemoryKind;
 
 /// State of a run at one time.

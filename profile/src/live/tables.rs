@@ -15,13 +15,14 @@ use super::snapshot::{
     ExitRate, ModeShares, Note, ProcessShare, ProgramShare, Sampling, Snapshot, TaskShare, VcpuShare,
 };
 use super::task_scan::{SampledStates, StateCounts};
-use crate::estimate::{Share, share};
-use crate::numbers::{part, seconds};
+use crate::numbers::seconds;
 use crate::report::is_serial_driver;
 use crate::rows::Microstates;
 use crate::rows::TaskState;
 use crate::rows::{Batch, ExitRow, InstanceRow, MicrostateRow, Mode, TaskStateRow, VcpuRow};
 use crate::rows::{Charged, is_ksoftirqd};
+use statistics::estimate::{Share, share};
+use statistics::part;
 use text::units::rounded;
 
 /// The longest span of the last seconds, ns; older data is dropped.

@@ -26,9 +26,9 @@ use std::path::{Path, PathBuf};
 
 use rusqlite::{Connection, params};
 use serde::{Deserialize, Serialize};
+use statistics::estimate::guest_error_key;
+use statistics::part;
 
-use crate::estimate::guest_error_key;
-use crate::numbers::part;
 use crate::report::is_emulated;
 use crate::store::{Profile, WholeProfile};
 use copy::{SourceCopy, Target};

@@ -5,9 +5,10 @@ use std::fs;
 use std::os::unix::fs::MetadataExt;
 use std::path::{Path, PathBuf};
 
+use statistics::clock::ClockKind;
+use statistics::estimate::ONE_CLOCK;
+
 use super::MergeError;
-use crate::clock::ClockKind;
-use crate::estimate::ONE_CLOCK;
 use crate::rows::HOSTNAME;
 use crate::store::{Profile, ProfileError};
 

@@ -7,16 +7,15 @@ use std::collections::{BTreeMap, HashMap};
 
 use rusqlite::{Connection, OptionalExtension};
 use serde::{Deserialize, Serialize};
+use statistics::estimate::Tallies;
 
 use super::code::{NONE, small};
 use super::filter::{VCPU_AND_TIME, check_vcpus};
 use super::number_map::NumberMap;
 use super::stacks::MOST_FRAMES;
-use super::tables::{Span, Tables};
+use super::tables::{Span, Tables, read_rates};
 use super::{Estimate, Filter, ReportError};
-use crate::estimate::Tallies;
 use crate::numbers::{seconds, unsigned};
-use crate::rate_history::RateHistory;
 use crate::rows::{FrameKind, ThreadPlace, VcpuState};
 use crate::store::{Profile, snapshot};
 
@@ -248,7 +247,7 @@ impl HostReport {
         let tables = Tables::read(connection).map_err(sql)?;
         check_vcpus(filter, &tables)?;
         let host = HostTicks::read(connection, filter, &tables).map_err(sql)?.ok_or(ReportError::NoHost)?;
-        let rates = RateHistory::read(connection).map_err(sql)?;
+        let rates = read_rates(connection).map_err(sql)?;
         let spans = Span::read(connection, &rates, &tables, filter).map_err(sql)?;
         let places = places(connection, (filter, &tables), &host).map_err(sql)?;
         let ticks = places.iter().map(|(&(vcpu, time_ns), &place)| PlacedTick { vcpu, time_ns, place });

@@ -7,10 +7,10 @@ use iced_x86::{
     SymbolResolver, SymbolResult,
 };
 use serde::{Serialize, Serializer};
+use statistics::part;
 use text::clean::{cut, escaped};
 
 use super::{Annotation, Estimate, Hit, MOST_CODE};
-use crate::numbers::part;
 
 /// Longest name of a call's target in an instruction, characters.
 const LONGEST_NAME: usize = 120;

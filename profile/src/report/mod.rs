@@ -23,7 +23,6 @@ mod states;
 pub(crate) mod subtree;
 mod sums;
 pub(crate) mod tables;
-pub(crate) mod task_scan;
 mod tick_log;
 mod tree;
 mod trips;
@@ -32,6 +31,7 @@ mod view;
 use std::collections::BTreeMap;
 
 use serde::{Deserialize, Serialize};
+use statistics::estimate;
 
 pub use annotate::{Annotation, Hit, MOST_CODE, Target};
 pub use by::{Breakdown, By, KeyName, Row};
@@ -63,7 +63,6 @@ pub use trips::{
 };
 
 pub use crate::calls::{Direction, LEAST_PART};
-use crate::estimate;
 pub use crate::rows::ThreadPlace;
 use crate::rows::VcpuState;
 use crate::store::ProfileError;

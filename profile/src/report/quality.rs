@@ -3,10 +3,10 @@
 use std::collections::HashMap;
 
 use serde::{Deserialize, Serialize};
+use statistics::part;
 
 use super::code::NONE;
 use super::view::View;
-use crate::numbers::part;
 use crate::rows::FrameKind;
 
 /// Limit of files that are listed.

@@ -1,5 +1,8 @@
 //! Makes a report from a profile.
 
+use statistics::estimate::{self, Tallies};
+use statistics::part;
+
 use super::by::{Breakdown, By};
 use super::charged::{functions, processes, programs};
 use super::code::Code;
@@ -15,8 +18,7 @@ use super::{
     Annotation, CommandTimes, Estimate, Filter, Lateness, ModeTimes, Overhead, Process, Report, ReportError,
     Request, Sort, Vcpu,
 };
-use crate::estimate::{self, Tallies};
-use crate::numbers::{part, seconds};
+use crate::numbers::seconds;
 use crate::rows::Mode;
 use crate::store::{Profile, snapshot};
 

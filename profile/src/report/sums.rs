@@ -6,17 +6,17 @@ use std::hash::Hash;
 
 use hdrhistogram::Histogram;
 use rusqlite::Row;
+use statistics::RateHistory;
+use statistics::estimate::Tallies;
 
 use super::TickCounts;
 use super::code::{BOOT_FRAME, Code, NONE, small};
 use super::filter::{Filter, Selection, VCPU_AND_TIME};
 use super::number_map::NumberMap;
 use super::stacks::Stacks;
-use super::tables::{Span, Tables, VcpuTotals};
+use super::tables::{Span, Tables, VcpuTotals, read_rates};
 use super::tick_log::TickLog;
-use crate::estimate::Tallies;
 use crate::numbers::unsigned;
-use crate::rate_history::RateHistory;
 use crate::rows::{Charged, FrameKind, LATE_NS, Mode, VcpuState};
 use crate::store::Profile;
 
@@ -251,7 +251,7 @@ impl Sums {
         tables: &Tables,
         (code, stacks): (&Code, &Stacks),
     ) -> rusqlite::Result<Self> {
-        let rates = RateHistory::read(profile.connection())?;
+        let rates = read_rates(profile.connection())?;
         let spans = Span::read(profile.connection(), &rates, tables, filter)?;
         let mixed = stacks.has_flat();
         let by_stack = selection.needs_stacks();

@@ -3,12 +3,12 @@
 use std::collections::{BTreeMap, HashMap};
 
 use rusqlite::{Connection, OptionalExtension, Row};
+use statistics::clock::{ClockKind, mean_ns};
+use statistics::estimate::{self, Ticks, VcpuClock};
+use statistics::{RateHistory, part, scaled};
 
 use super::{Event, Filter};
-use crate::clock::{ClockKind, mean_ns};
-use crate::estimate::{self, Ticks, VcpuClock};
-use crate::numbers::{part, seconds, unsigned};
-use crate::rate_history::{RateHistory, scaled};
+use crate::numbers::{seconds, unsigned};
 use crate::rows::HARDIRQ_BITS;
 use crate::rows::Microstates;
 use crate::rows::is_ksoftirqd;
@@ -356,6 +356,17 @@ impl Segment {
         }
         Ok(segments)
     }
+}
+
+/// Reads the changes of the sampling rate.
+pub(crate) fn read_rates(connection: &Connection) -> rusqlite::Result<RateHistory> {
+    let mut statement = connection.prepare("SELECT vcpu, time_ns, rate_hz FROM rate ORDER BY time_ns")?;
+    let mut rows = statement.query([])?;
+    let mut rates = RateHistory::default();
+    while let Some(row) = rows.next()? {
+        rates.push(row.get(0)?, unsigned(row, 1)?, row.get(2)?);
+    }
+    Ok(rates)
 }
 
 fn map<M: FromIterator<(K, V)>, K, V>(

@@ -3,6 +3,7 @@
 use std::collections::BTreeSet;
 
 use serde::{Deserialize, Serialize};
+use statistics::part;
 
 use super::code::{Function, NONE, small};
 use super::filter::functions;
@@ -10,7 +11,6 @@ use super::sums::Leaf;
 use super::view::{RowLists, View, frames};
 use super::{Estimate, ReportError};
 use crate::calls::{CallGrowth, Direction, ListedCall, cut_at};
-use crate::numbers::part;
 use crate::rows::FrameKind;
 
 /// Limit of modules that are listed.

@@ -4,10 +4,10 @@ use std::collections::{BTreeMap, HashMap, HashSet};
 
 use linux::{ChildCpuTimes, CpuTime};
 use rusqlite::{Connection, Row};
+use statistics::estimate::Time;
 
 use super::children::ReapedProcesses;
 use super::{CpuTimes, chance};
-use crate::estimate::Time;
 use crate::numbers::unsigned;
 use crate::report::tables::{VcpuTotals, vcpus};
 use crate::rows::is_ksoftirqd;

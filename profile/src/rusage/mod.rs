@@ -9,10 +9,10 @@ mod read;
 mod tests;
 
 use serde::{Deserialize, Serialize};
+use statistics::estimate::{Time, Z_95};
+use statistics::significance::{holm, two_sided};
 
 use crate::diff::LEVEL;
-use crate::diff::significance::{holm, two_sided};
-use crate::estimate::{Time, Z_95};
 use crate::report::{ReportError, is_process, no_such};
 
 /// Reported and measured CPU time of processes, threads and CPUs.

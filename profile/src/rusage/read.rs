@@ -4,16 +4,15 @@ use std::collections::HashMap;
 
 use linux::ChildCpuTimes;
 use rusqlite::Connection;
+use statistics::clock::{ClockKind, mean_ns};
+use statistics::estimate::{Tallies, Ticks, Time, trustworthy};
+use statistics::{part, scaled};
 use text::units::rounded;
 
 use super::accounting::{AccountedTimes, GuestAccounting, ReadingPair};
 use super::{ChildrenRusage, CpuRusage, CpuTimes, ProcessRusage, Rusage, ThreadRusage, outside};
-use crate::clock::{ClockKind, mean_ns};
-use crate::estimate::{Tallies, Ticks, Time, trustworthy};
-use crate::numbers::{part, seconds, unsigned};
-use crate::rate_history::{RateHistory, scaled};
-use crate::report::tables::Segment;
-use crate::report::tables::VcpuTotals;
+use crate::numbers::{seconds, unsigned};
+use crate::report::tables::{Segment, VcpuTotals, read_rates};
 use crate::rows::Microstates;
 use crate::rows::{Mode, VcpuState};
 use crate::store::{Profile, ProfileError, snapshot};
@@ -277,7 +276,7 @@ impl SampledTimes {
     fn read(connection: &Connection, accounting: &GuestAccounting) -> rusqlite::Result<Self> {
         let rate = accounting.meta.get("rate_hz").and_then(|rate| rate.parse().ok()).unwrap_or(0.0);
         let duration = accounting.meta.get("duration_ns").and_then(|ns| ns.parse().ok()).unwrap_or(0);
-        let rates = RateHistory::read(connection)?;
+        let rates = read_rates(connection)?;
         let unsampled = accounting.vcpus.iter().map(|vcpu| rates.unsampled_ns(vcpu.id, (0, duration)));
         let mut sampled = Self {
             ticks: Ticks::new(accounting.clock(), mean_ns(rate)),

@@ -25,10 +25,10 @@ use profile::rows::{
 };
 use profile::rows::{TaskState, WaitReason};
 use profile::rusage::Rusage;
-use profile::simulate::{Options, Study, study};
 use profile::stat::Stat;
 use profile::store::{Table, Value as Cell};
 use profile::{Filter, Profile, ProfileWriter, Report};
+use statistics::simulate::{Options, Study, study};
 
 use exact::exact_profile;
 use types::Types;

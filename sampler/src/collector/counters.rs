@@ -12,8 +12,8 @@ use super::standstill::DueTicks;
 use crate::guest_cpu::GuestCpu;
 use crate::microstate::meter::{ReportedExit, VcpuMeter};
 use crate::microstate::stats::VcpuStats;
-use profile::estimate::guest_error_key;
 use profile::rows::{Batch, InjectedRow, RateRow};
+use statistics::estimate::guest_error_key;
 
 /// Time between rows of exits and KVM's counters.
 const COUNTERS_PERIOD: Duration = Duration::from_secs(1);

@@ -3,11 +3,11 @@
 use std::collections::{HashMap, VecDeque};
 
 use crate::shared::PrecisionStatus;
-use profile::clock::{ClockKind, mean_ns};
-use profile::estimate::{PartTallies, PartTicks, Ticks, needed_for, reached};
-use profile::rate_history::RateHistory;
 use profile::rows::{Batch, SampleRow, VcpuState};
 use profile::rows::{Charged, is_ksoftirqd};
+use statistics::RateHistory;
+use statistics::clock::{ClockKind, mean_ns};
+use statistics::estimate::{PartTallies, PartTicks, Ticks, needed_for, reached};
 use text::clean;
 
 /// Ticks of a vCPU that wait for the clocks' report on their period, at most; more count without it.
@@ -86,7 +86,7 @@ impl PrecisionTarget {
     /// all.
     pub(crate) fn add_clocks(&mut self, batch: &Batch, ended: bool) {
         for row in &batch.rates {
-            self.paces.push(row);
+            self.paces.push(row.vcpu.into(), row.time_ns, row.rate_hz);
             self.ticks.change_mean(row.vcpu.into(), [(row.time_ns, mean_ns(row.rate_hz))]);
         }
         for row in &batch.microstates {

@@ -33,7 +33,7 @@ use std::fs::File;
 use std::sync::Arc;
 
 use super::host::{ThreadCounts, own_counts, own_cpu_time, own_schedstat, waited};
-use profile::clock::{TickHold, fell_into_wait};
+use statistics::clock::{TickHold, fell_into_wait};
 use vmm::{ThreadStatistics, ThreadTimes, monotonic_ns};
 
 /// Detector of ticks that were due in a wait.

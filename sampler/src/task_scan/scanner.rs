@@ -15,8 +15,8 @@ use super::{MAX_BACKOFF, MOST_COST, ScanConfig, ScanCost, ScanEvent, TaskChange,
 use crate::event_thread::StopFlag;
 use crate::exact::record::STACK_BYTES;
 use crate::microstate::host::own_cpu_time;
-use profile::clock::{ClockKind, Intervals};
 use profile::rows::TaskState;
+use statistics::clock::{ClockKind, Intervals};
 
 /// Stream of the random intervals: after those of all vCPUs.
 const STREAM: u8 = u8::MAX;

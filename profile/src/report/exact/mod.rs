@@ -12,10 +12,11 @@ use std::collections::HashMap;
 
 use rusqlite::{Connection, params};
 use serde::{Deserialize, Serialize};
+use statistics::estimate::sampled;
+use statistics::part;
 
 use super::{By, Estimate, Filter, ModeGroup, Report, ReportError, Request};
-use crate::estimate::sampled;
-use crate::numbers::{part, seconds};
+use crate::numbers::seconds;
 use crate::report::is_process;
 use crate::store::Profile;
 pub(super) use delays::DelaySum;

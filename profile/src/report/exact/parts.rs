@@ -4,9 +4,9 @@ use std::collections::HashMap;
 
 use rusqlite::{Connection, params};
 use serde::{Deserialize, Serialize};
+use statistics::estimate::{Share, share};
 
 use super::{Key, Stacks, key};
-use crate::estimate::{Share, share};
 use crate::report::tables::hardirq_bits;
 use crate::rows::PageFaultKind;
 

@@ -3,14 +3,13 @@
 use std::collections::{BTreeSet, HashMap, HashSet};
 
 use rusqlite::Connection;
+use statistics::estimate::{Tick, Ticks};
 
 use super::{
     About, FrameEntry, Owner, RecordedFile, RecordedFrame, RecordedFunction, RecordedMapping,
     RecordedProcess, RecordedSample, RecordedVcpu, Recording, RecordingRequest, SourceLine, StackNode,
 };
-use crate::estimate::{Tick, Ticks};
 use crate::numbers::unsigned;
-use crate::rate_history::RateHistory;
 use crate::report::ReportError;
 use crate::report::code::{Code, NONE, small};
 use crate::report::filter::Selection;
@@ -18,7 +17,7 @@ use crate::report::host::{HostTick, HostTicks, sampled_place};
 use crate::report::number_map::NumberMap;
 use crate::report::stacks::{DOUBT, Stacks};
 use crate::report::sums::Sample;
-use crate::report::tables::{Span, Tables, VcpuTotals};
+use crate::report::tables::{Span, Tables, VcpuTotals, read_rates};
 use crate::report::tick_log::{guest_ns, ticks};
 use crate::rows::Charged;
 use crate::rows::{FrameKind, Mode, ThreadPlace, VcpuState};
@@ -50,7 +49,7 @@ impl Recording {
         let code = Code::read(connection, &tables.instances).map_err(sql)?;
         let stacks = Stacks::read(connection, &code, request.filter.native).map_err(sql)?;
         let selection = Selection::new(&request.filter, profile, &tables, &code, &stacks)?;
-        let rates = RateHistory::read(connection).map_err(sql)?;
+        let rates = read_rates(connection).map_err(sql)?;
         let spans = Span::read(connection, &rates, &tables, &request.filter).map_err(sql)?;
         let host = match request.host {
             true => HostTicks::read(connection, &request.filter, &tables)

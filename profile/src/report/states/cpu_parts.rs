@@ -3,9 +3,9 @@
 use std::collections::HashMap;
 
 use rusqlite::Connection;
+use statistics::estimate::share;
 
 use super::{TaskKey, TimeInState};
-use crate::estimate::share;
 use crate::numbers::unsigned;
 use crate::report::tables::hardirq_bits;
 

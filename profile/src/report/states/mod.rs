@@ -6,14 +6,14 @@ mod exact;
 mod sampled;
 
 use serde::{Deserialize, Serialize};
+use statistics::estimate::Share;
+use statistics::task_scan::EstimatedTime;
 
 use self::cpu_parts::CpuTimeParts;
 use super::exact::Task;
 use super::filter::Selection;
 use super::tables::{Instance, Tables, UNKNOWN};
-use super::task_scan::EstimatedTime;
 use super::{Filter, ReportError};
-use crate::estimate::Share;
 use crate::numbers::seconds;
 use crate::rows::TaskState;
 use crate::store::Profile;
@@ -162,7 +162,7 @@ impl StateReport {
             exact::read(connection, &tables, |key| chosen.has_task(key)).map_err(sql)?
         } else {
             let scans = sampled::scans(connection, &tables, filter).map_err(sql)?;
-            if scans.len() == 0 {
+            if scans.count() == 0 {
                 return Err(ReportError::NoStates(why_no_task_scans(&tables)));
             }
             let parts = CpuTimeParts::read(connection, scans.span()).map_err(sql)?;
@@ -199,7 +199,7 @@ fn task((instance, tid): TaskKey, tables: &Tables) -> Task {
 
 impl TimeInState {
     fn exact(state: TaskState, wait_reason: &str, (ns, count): (u64, u64), life_ns: u64) -> Self {
-        let (s, share) = (seconds(ns), crate::numbers::part(ns, life_ns));
+        let (s, share) = (seconds(ns), statistics::part(ns, life_ns));
         Self {
             state: state.name().to_owned(),
             wait_reason: wait_reason.to_owned(),

@@ -1,6 +1,7 @@
 //! Times in states by task-state sampling.
 
 use rusqlite::Connection;
+use statistics::task_scan::{StateSpan, TaskScan, TaskScans};
 
 use super::cpu_parts::CpuTimeParts;
 use super::{
@@ -10,7 +11,6 @@ use super::{
 use crate::numbers::{seconds, unsigned};
 use crate::report::Filter;
 use crate::report::tables::Tables;
-use crate::report::task_scan::{StateSpan, TaskScan, TaskScans};
 use crate::rows::TaskState;
 
 /// Reads the scans in the chosen time.
@@ -57,7 +57,7 @@ pub(super) fn read(
         // state.
         let spans =
             observed.drain(..).filter(|span| span.from < span.to).filter_map(ObservedSpan::state_span);
-        let spans: Vec<StateSpan> = spans.collect();
+        let spans: Vec<StateSpan<ObservedState>> = spans.collect();
         if let Some(key) = key.filter(|_| !spans.is_empty()) {
             tasks.push(task_times(key, &spans, (tables, parts, scans)));
         }
@@ -77,13 +77,13 @@ pub(super) fn read(
         }
         let name = row.get_ref(3)?.as_str()?;
         let state = (name != TaskState::GONE).then(|| TaskState::from_name(name));
-        spans.push(ObservedSpan { from, to: scans.len(), state, wait_reason: row.get(4)? });
+        spans.push(ObservedSpan { from, to: scans.count(), state, wait_reason: row.get(4)? });
     }
     end(key, &mut spans);
     let (from_ns, to_ns) = scans.span();
     let statistics = ScanStatistics {
         hz: tables.parsed("task_scan_hz"),
-        scans: scans.len() as u64,
+        scans: scans.count() as u64,
         late_s: scans.late_s(),
         missed: tables.parsed("task_scan_missed"),
         tasks: tables.parsed("task_scan_tasks"),
@@ -109,32 +109,38 @@ struct ObservedSpan {
 }
 
 impl ObservedSpan {
-    fn state_span(self) -> Option<StateSpan> {
+    fn state_span(self) -> Option<StateSpan<ObservedState>> {
         let Self { from, to, state, wait_reason } = self;
-        Some(StateSpan { from, to, state: state?, wait_reason })
+        Some(StateSpan { from, to, state: ObservedState { state: state?, wait_reason } })
     }
+}
+
+/// State of a task at a scan.
+struct ObservedState {
+    state: TaskState,
+    wait_reason: String,
 }
 
 /// Returns the times of one task.
 fn task_times(
     key: TaskKey,
-    spans: &[StateSpan],
+    spans: &[StateSpan<ObservedState>],
     (tables, parts, scans): (&Tables, &CpuTimeParts, &TaskScans),
 ) -> TaskStateTimes {
-    let waits = spans.iter().filter(|span| span.state.is_waiting());
-    let mut reasons: Vec<_> = waits.map(|span| (span.state, span.wait_reason.as_str())).collect();
+    let waits = spans.iter().map(|span| &span.state).filter(|own| own.state.is_waiting());
+    let mut reasons: Vec<_> = waits.map(|own| (own.state, own.wait_reason.as_str())).collect();
     reasons.sort_unstable();
     reasons.dedup();
     // All times are estimated in one pass: first those of the states, then those of the wait reasons.
-    let of_state = STATES.map(|state| move |span: &StateSpan| span.state == state);
+    let of_state = STATES.map(|state| move |own: &ObservedState| own.state == state);
     let of_reason: Vec<_> = reasons
         .iter()
-        .map(|&(state, reason)| move |span: &StateSpan| span.state == state && span.wait_reason == reason)
+        .map(|&(state, reason)| move |own: &ObservedState| own.state == state && own.wait_reason == reason)
         .collect();
-    let keys: Vec<&dyn Fn(&StateSpan) -> bool> = of_state
+    let keys: Vec<&dyn Fn(&ObservedState) -> bool> = of_state
         .iter()
-        .map(|is| is as &dyn Fn(&StateSpan) -> bool)
-        .chain(of_reason.iter().map(|is| is as &dyn Fn(&StateSpan) -> bool))
+        .map(|is| is as &dyn Fn(&ObservedState) -> bool)
+        .chain(of_reason.iter().map(|is| is as &dyn Fn(&ObservedState) -> bool))
         .collect();
     let (life, times) = scans.times(spans, &keys);
     let mut times = times.iter();

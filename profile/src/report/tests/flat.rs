@@ -144,7 +144,7 @@ fn intervals_of_totals_are_those_of_fewer_samples() {
     let report = Report::read_with(&profile, &of_vcpu(0), &Request::By(vec![By::Function])).unwrap();
     let rows = report.by.unwrap().rows;
     let work = rows.iter().find(|row| row.name == "work").unwrap();
-    let expected = crate::estimate::share(10, 20);
+    let expected = statistics::estimate::share(10, 20);
     assert!(is_close(work.total.share_low, expected.low) && is_close(work.total.share_high, expected.high));
     assert!(work.own.share_high - work.own.share_low < 0.21, "{work:?}");
 }

@@ -8,13 +8,14 @@ use std::collections::BTreeMap;
 
 use rusqlite::Connection;
 use serde::{Deserialize, Serialize};
+use statistics::estimate::sampled;
+use statistics::part;
 
 use super::exact::{DurationSummary, Stacks, count};
 use super::filter::Selection;
 use super::tables::Tables;
 use super::{Filter, ReportError};
-use crate::estimate::sampled;
-use crate::numbers::{part, seconds};
+use crate::numbers::seconds;
 use crate::store::Profile;
 pub use calls::{CallStack, TripCall, call_stacks, for_each_call};
 use tally::Tallies;

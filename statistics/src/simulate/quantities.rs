@@ -1,21 +1,17 @@
 //! Every kind of interval that vprof prints, computed by the code that prints it, for a machine with known
 //! times.
 
-use std::collections::{BTreeMap, HashMap};
+use std::collections::BTreeMap;
 
 use super::measure::{Machine, SEGMENT_NS, Tick};
 use super::program::MEAN_NS;
 use super::timeline::in_guest;
-use crate::boot::clocked::{BootClocks, ClockTick as BootMoment};
+use crate::RateHistory;
 use crate::clock::ClockKind;
-use crate::diff::Value;
-use crate::diff::significance::{TestedChange, one_run, welch};
 use crate::estimate::{Share, Tallies, Ticks};
-use crate::rate_history::RateHistory;
-use crate::report::tables::Segment;
-use crate::report::task_scan::{StateSpan, TaskScan, TaskScans};
-use crate::rows::Microstates;
-use crate::rows::TaskState;
+use crate::run_part::{ClockTick, GuestSegment, RunClocks};
+use crate::significance::{TestedChange, Value, one_run, welch};
+use crate::task_scan::{StateSpan, TaskScan, TaskScans};
 
 /// Estimated quantity of state 1.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -170,8 +166,8 @@ fn in_part(machine: &Machine, clock: ClockKind, seed: u64, boot: bool) -> Measur
         let clocks = clocks(machine, clock, &ticks);
         let clocked = clocks.within(ends);
         hits.for_each(|(id, _)| clocked.count(id, &mut tallies));
-        let found = clocked.estimate(&tallies);
-        [found.s, found.low_s, found.high_s].map(|s| s * 1e9)
+        let found = clocked.estimate(&tallies).time;
+        [found.ns, found.low_ns, found.high_ns]
     } else {
         let mut all = Ticks::new(clock, MEAN_NS as f64);
         for (vcpu, line) in (0_u16..).zip(&machine.vcpus) {
@@ -195,23 +191,26 @@ fn in_part(machine: &Machine, clock: ClockKind, seed: u64, boot: bool) -> Measur
 }
 
 /// Returns the clocks that a boot reads from a profile.
-fn clocks(machine: &Machine, clock: ClockKind, ticks: &[Tick]) -> BootClocks {
+fn clocks(machine: &Machine, clock: ClockKind, ticks: &[Tick]) -> RunClocks {
     let meta = [("clock", clock.name().to_owned()), ("rate_hz", (1_000_000_000 / MEAN_NS).to_string())];
-    let scan = |(id, tick): (i64, &Tick)| {
-        (id, BootMoment { vcpu: tick.vcpu, time_ns: tick.time_ns, guest: in_guest(tick.state) })
+    let tick = |(id, tick): (i64, &Tick)| {
+        let Tick { vcpu, time_ns, state } = *tick;
+        ClockTick { id, vcpu, time_ns, guest: in_guest(state) }
     };
     let segments = |line: &super::timeline::Timeline| {
         let mut begin = 0;
         let ends = line.segments(SEGMENT_NS, in_guest);
-        let segment = |(end, guest): (u64, u64)| {
-            let states = Microstates { guest, halted: end - begin - guest, ..Microstates::default() };
-            Segment { begin: std::mem::replace(&mut begin, end), end, states }
-        };
+        let segment =
+            |(end, guest): (u64, u64)| GuestSegment { begin: std::mem::replace(&mut begin, end), end, guest };
         ends.into_iter().map(segment).collect::<Vec<_>>()
     };
-    let all: HashMap<u16, Vec<Segment>> = (0..).zip(machine.vcpus.iter().map(segments)).collect();
-    let meta: BTreeMap<String, String> = meta.map(|(key, value)| (key.to_owned(), value)).into();
-    BootClocks::new(meta, (0..).zip(ticks).map(scan).collect(), all, RateHistory::default())
+    RunClocks {
+        meta: BTreeMap::from(meta.map(|(key, value)| (key.to_owned(), value))),
+        ticks: (0..).zip(ticks).map(tick).collect(),
+        segments: (0..).zip(machine.vcpus.iter().map(segments)).collect(),
+        rates: RateHistory::default(),
+        thinned: false,
+    }
 }
 
 /// Uses ticks as scans, and the course of the first vCPU as the states of a task.
@@ -220,18 +219,16 @@ fn task_state(machine: &Machine, clock: ClockKind, seed: u64) -> MeasuredValue {
     let scan = |(id, tick): (u64, &Tick)| TaskScan { id, time_ns: tick.time_ns, backoff: 0, late_ns: 0 };
     let scans: Vec<TaskScan> = (0..).zip(&ticks).map(scan).collect();
     let end = ticks.last().map_or(0, |tick| tick.time_ns);
-    let mut spans: Vec<StateSpan> = Vec::new();
+    let mut spans: Vec<StateSpan<bool>> = Vec::new();
     for (place, tick) in ticks.iter().enumerate() {
-        let state = if tick.state == 1 { TaskState::Sleep } else { TaskState::Running };
-        match spans.last_mut().filter(|span| span.state == state) {
+        let asleep = tick.state == 1;
+        match spans.last_mut().filter(|span| span.state == asleep) {
             Some(span) => span.to = place + 1,
-            None => {
-                spans.push(StateSpan { from: place, to: place + 1, state, wait_reason: String::new() });
-            }
+            None => spans.push(StateSpan { from: place, to: place + 1, state: asleep }),
         }
     }
     let scans = TaskScans::new(scans, 0, 1e9 / MEAN_NS as f64);
-    let (_, times) = scans.times(&spans, &[&|span: &StateSpan| span.state == TaskState::Sleep]);
+    let (_, times) = scans.times(&spans, &[&|&asleep| asleep]);
     let Some((found, line)) = times.first().zip(machine.vcpus.first()) else { return none() };
     let (time, whole) = (found.time.time, end.max(1) as f64);
     let share = Share { share: time.ns / whole, low: time.low_ns / whole, high: time.high_ns / whole };

@@ -9,14 +9,15 @@
 
 use crate::clock::{ClockKind, mean_ns};
 use crate::estimate::{Estimate, Tallies, Tick, Ticks};
-use crate::rows::TaskState;
 
 /// A scan.
 #[derive(Debug, Clone, Copy)]
-pub(crate) struct TaskScan {
+pub struct TaskScan {
+    /// Its number, higher than those before.
     pub id: u64,
     /// Since the run's start.
     pub time_ns: u64,
+    /// Number of times that the mean interval before it was doubled.
     pub backoff: u8,
     /// Lateness.
     pub late_ns: u64,
@@ -24,16 +25,18 @@ pub(crate) struct TaskScan {
 
 /// A task in one state: from a scan to the next change, by index of the scans.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub(crate) struct StateSpan {
+pub struct StateSpan<S> {
+    /// Index of the first scan.
     pub from: usize,
+    /// Index of the scan that found the next change.
     pub to: usize,
-    pub state: TaskState,
-    pub wait_reason: String,
+    /// The state.
+    pub state: S,
 }
 
 /// Estimated time of a task in one state.
 #[derive(Debug, Clone, Copy, PartialEq)]
-pub(crate) struct EstimatedTime {
+pub struct EstimatedTime {
     /// As a part of the time of all scans.
     pub time: Estimate,
     /// As a part of the task's life.
@@ -42,7 +45,7 @@ pub(crate) struct EstimatedTime {
 
 /// All scans of the chosen time, and the clock that they form.
 #[derive(Debug)]
-pub(crate) struct TaskScans {
+pub struct TaskScans {
     list: Vec<TaskScan>,
     /// Start of the first interval.
     from_ns: u64,
@@ -97,7 +100,7 @@ impl ScanClock {
 
 impl TaskScans {
     /// Creates the scans of a clock that began at `from_ns`, with a mean of `hz` scans per second.
-    pub(crate) fn new(list: Vec<TaskScan>, from_ns: u64, hz: f64) -> Self {
+    pub fn new(list: Vec<TaskScan>, from_ns: u64, hz: f64) -> Self {
         let mean_ns = mean_ns(hz);
         let clock = ScanClock::new(&list, from_ns, mean_ns, |_| true);
         let mut all = Tallies::default();
@@ -106,38 +109,39 @@ impl TaskScans {
         Self { list, from_ns, mean_ns, clock, always: EstimatedTime { time: always, life: always } }
     }
 
-    pub(crate) fn len(&self) -> usize {
+    /// Returns the number of scans.
+    pub fn count(&self) -> usize {
         self.list.len()
     }
 
     /// Returns the mean lateness, s.
-    pub(crate) fn late_s(&self) -> f64 {
+    pub fn late_s(&self) -> f64 {
         let sum: f64 = self.list.iter().map(|scan| scan.late_ns as f64 / 1e9).sum();
-        sum / (self.len() as f64).max(1.0)
+        sum / (self.count() as f64).max(1.0)
     }
 
     /// Returns the time from the start of the first interval to the last scan.
-    pub(crate) fn span(&self) -> (u64, u64) {
+    pub fn span(&self) -> (u64, u64) {
         (self.from_ns, self.list.last().map_or(self.from_ns, |last| last.time_ns))
     }
 
     /// Returns the index of the first scan with this id or a later one.
-    pub(crate) fn place(&self, id: u64) -> usize {
+    pub fn place(&self, id: u64) -> usize {
         self.list.partition_point(|scan| scan.id < id)
     }
 
     /// Estimates the times of a task with these states, in the order of time and without overlap: of its
-    /// life, and for each of `keys` of the spans that it accepts.
-    pub(crate) fn times(
+    /// life, and for each of `keys` in the states that it accepts.
+    pub fn times<S>(
         &self,
-        spans: &[StateSpan],
-        keys: &[&dyn Fn(&StateSpan) -> bool],
+        spans: &[StateSpan<S>],
+        keys: &[&dyn Fn(&S) -> bool],
     ) -> (EstimatedTime, Vec<EstimatedTime>) {
         // Most tasks sleep all the time: for those the estimates are known in advance.
         if let [one] = spans
-            && (one.from, one.to) == (0, self.len())
+            && (one.from, one.to) == (0, self.count())
         {
-            let of = |key: &&dyn Fn(&StateSpan) -> bool| if key(one) { self.always } else { self.never() };
+            let of = |key: &&dyn Fn(&S) -> bool| if key(&one.state) { self.always } else { self.never() };
             return (self.always, keys.iter().map(of).collect());
         }
         let (from, to) = (spans.first().map_or(0, |span| span.from), spans.last().map_or(0, |span| span.to));
@@ -155,9 +159,9 @@ impl TaskScans {
             ScanClock::new(self.list.get(from..to).unwrap_or_default(), begin_ns, self.mean_ns, |place| {
                 alive.get(place).copied().unwrap_or(false)
             });
-        let spent = |key: &dyn Fn(&StateSpan) -> bool| {
+        let spent = |key: &dyn Fn(&S) -> bool| {
             let (mut of_all, mut of_life) = (Tallies::default(), Tallies::default());
-            for place in spans.iter().filter(|span| key(span)).flat_map(|span| span.from..span.to) {
+            for place in spans.iter().filter(|span| key(&span.state)).flat_map(|span| span.from..span.to) {
                 if let (Some(&tick), Some(&mine)) =
                     (self.clock.list.get(place), own.list.get(place.saturating_sub(from)))
                 {
@@ -186,8 +190,14 @@ mod tests {
 
     const MS: u64 = 1_000_000;
 
-    fn span(from: usize, to: usize, state: TaskState) -> StateSpan {
-        StateSpan { from, to, state, wait_reason: String::new() }
+    #[derive(Debug, Clone, Copy, PartialEq, Eq)]
+    enum TaskState {
+        Running,
+        Sleep,
+    }
+
+    fn span(from: usize, to: usize, state: TaskState) -> StateSpan<TaskState> {
+        StateSpan { from, to, state }
     }
 
     /// Scans of a clock of 10 Hz, every fourth hundred of them at half the rate.
@@ -205,8 +215,8 @@ mod tests {
     }
 
     /// Spans of a task that runs whenever `is` is true, and sleeps otherwise.
-    fn observed(scans: &TaskScans, is: impl Fn(u64) -> bool) -> Vec<StateSpan> {
-        let mut spans: Vec<StateSpan> = Vec::new();
+    fn observed(scans: &TaskScans, is: impl Fn(u64) -> bool) -> Vec<StateSpan<TaskState>> {
+        let mut spans: Vec<StateSpan<TaskState>> = Vec::new();
         for (place, scan) in scans.list.iter().enumerate() {
             let state = if is(scan.time_ns) { TaskState::Running } else { TaskState::Sleep };
             match spans.last_mut().filter(|last| last.state == state) {
@@ -220,15 +230,15 @@ mod tests {
     #[test]
     fn one_state_at_all_scans_is_all_of_it() {
         let scans = scans(1, 40, false);
-        let (life, parts) = scans
-            .times(&[span(0, 40, TaskState::Sleep)], &[&|span| span.state == TaskState::Sleep, &|_| false]);
+        let (life, parts) =
+            scans.times(&[span(0, 40, TaskState::Sleep)], &[&|&state| state == TaskState::Sleep, &|_| false]);
         assert_eq!(life.time.samples, 40);
         assert!((life.time.share.share, life.time.share.high) == (1.0, 1.0) && life.time.share.low > 0.9);
         assert_eq!(parts[0], life);
         assert!(parts[1].time.samples == 0 && parts[1].time.share.high < 0.1);
         let (_, by_way) = scans.times(
             &[span(0, 20, TaskState::Sleep), span(20, 40, TaskState::Sleep)],
-            &[&|span| span.state == TaskState::Sleep],
+            &[&|&state| state == TaskState::Sleep],
         );
         assert_eq!(by_way[0].time, parts[0].time, "the short way and the long one agree");
     }
@@ -237,7 +247,7 @@ mod tests {
     fn a_short_life_is_a_part_of_the_time() {
         let scans = scans(2, 100, false);
         let spans = [span(50, 60, TaskState::Running), span(60, 75, TaskState::Sleep)];
-        let (life, parts) = scans.times(&spans, &[&|span| span.state == TaskState::Running]);
+        let (life, parts) = scans.times(&spans, &[&|&state| state == TaskState::Running]);
         let (_, span) = scans.span();
         assert!((life.time.share.share - 0.25).abs() < 1e-12);
         assert!((life.time.time.ns - 0.25 * span as f64).abs() < 1.0);
@@ -268,7 +278,7 @@ mod tests {
                     before = change;
                 }
                 let (_, parts) =
-                    scans.times(&observed(&scans, state), &[&|span| span.state == TaskState::Running]);
+                    scans.times(&observed(&scans, state), &[&|&state| state == TaskState::Running]);
                 let time = parts[0].time.time;
                 held += u32::from((time.low_ns..=time.high_ns).contains(&(truth as f64)));
                 width += (time.high_ns - time.low_ns) / span as f64 / f64::from(runs);

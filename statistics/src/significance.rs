@@ -2,14 +2,34 @@
 
 use statrs::distribution::{ContinuousCDF, Normal, StudentsT};
 
-use super::Value;
 use crate::estimate::Z_95;
+
+/// A value of one run with its 95 % interval.
+#[derive(Debug, Clone, Copy)]
+pub struct Value {
+    /// The value.
+    pub at: f64,
+    /// Lower end of the interval.
+    pub low: f64,
+    /// Upper end of the interval.
+    pub high: f64,
+}
+
+impl Value {
+    /// Returns the standard error from the width of the interval.
+    fn error(self) -> f64 {
+        (self.high - self.low) / (2.0 * Z_95)
+    }
+}
 
 /// A change's 95 % interval, and the chance of such a change if nothing has changed.
 #[derive(Debug, Clone, Copy, PartialEq)]
-pub(crate) struct TestedChange {
+pub struct TestedChange {
+    /// Lower end of the interval.
     pub low: f64,
+    /// Upper end of the interval.
     pub high: f64,
+    /// The chance.
     pub p: f64,
 }
 
@@ -17,7 +37,7 @@ pub(crate) struct TestedChange {
 /// side of the change's end (R. G. Newcombe, Interval estimation for the difference between independent
 /// proportions, Statistics in Medicine 17, 1998, method 10). The chance is that of a normal deviate as far
 /// out as zero is by the same distance.
-pub(crate) fn one_run(before: Value, after: Value) -> TestedChange {
+pub fn one_run(before: Value, after: Value) -> TestedChange {
     let change = after.at - before.at;
     let down = (after.at - after.low).hypot(before.high - before.at);
     let up = (after.high - after.at).hypot(before.at - before.low);
@@ -30,7 +50,7 @@ pub(crate) fn one_run(before: Value, after: Value) -> TestedChange {
 /// several different population variances are involved, Biometrika 34, 1947), from the variance between the
 /// runs of a side. That is at least the variance of sampling alone, since few runs may be close together by
 /// chance.
-pub(crate) fn welch(before: &[Value], after: &[Value]) -> TestedChange {
+pub fn welch(before: &[Value], after: &[Value]) -> TestedChange {
     let (before, after) = (Spread::new(before), Spread::new(after));
     let change = after.mean - before.mean;
     let variance = before.of_mean + after.of_mean;
@@ -72,7 +92,7 @@ impl Spread {
 }
 
 /// Returns the chance of a normal deviate at least this far from zero.
-pub(crate) fn two_sided(z: f64) -> f64 {
+pub fn two_sided(z: f64) -> f64 {
     match Normal::new(0.0, 1.0) {
         Ok(normal) if z.is_finite() => (2.0 * normal.sf(z)).min(1.0),
         _ => 0.0,
@@ -82,7 +102,7 @@ pub(crate) fn two_sided(z: f64) -> f64 {
 /// Adjusts chances for testing all of them together (S. Holm, A simple sequentially rejective multiple test
 /// procedure, Scandinavian Journal of Statistics 6, 1979): the chance of any at most `x` by mistake is at
 /// most `x`, however they depend on one another.
-pub(crate) fn holm(chances: &[f64]) -> Vec<f64> {
+pub fn holm(chances: &[f64]) -> Vec<f64> {
     let mut order: Vec<usize> = (0..chances.len()).collect();
     order.sort_by(|a, b| chances[*a].total_cmp(&chances[*b]));
     let mut adjusted = vec![1.0; chances.len()];

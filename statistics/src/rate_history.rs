@@ -1,12 +1,8 @@
-//! Sampling rate of each vCPU over the run: table `rate`.
+//! Sampling rate of each vCPU over the run.
 
 use std::collections::HashMap;
 
-use rusqlite::Connection;
 use text::units::rounded;
-
-use crate::numbers::{part, unsigned};
-use crate::rows::RateRow;
 
 /// Changes of the sampling rate.
 #[derive(Debug, Default)]
@@ -16,20 +12,9 @@ pub struct RateHistory {
 }
 
 impl RateHistory {
-    /// Reads the table.
-    pub fn read(connection: &Connection) -> rusqlite::Result<Self> {
-        let mut statement = connection.prepare("SELECT vcpu, time_ns, rate_hz FROM rate ORDER BY time_ns")?;
-        let mut rows = statement.query([])?;
-        let mut changes: HashMap<u16, Vec<(u64, f64)>> = HashMap::new();
-        while let Some(row) = rows.next()? {
-            changes.entry(row.get(0)?).or_default().push((unsigned(row, 1)?, row.get(2)?));
-        }
-        Ok(Self { changes })
-    }
-
-    /// Adds a change, the latest of its vCPU.
-    pub fn push(&mut self, row: &RateRow) {
-        self.changes.entry(row.vcpu.into()).or_default().push((row.time_ns, row.rate_hz));
+    /// Adds a change, the latest of its vCPU: ticks per second from a time on, ns since the run's start.
+    pub fn push(&mut self, vcpu: u16, time_ns: u64, rate_hz: f64) {
+        self.changes.entry(vcpu).or_default().push((time_ns, rate_hz));
     }
 
     /// Returns the changes of one vCPU.
@@ -64,6 +49,12 @@ impl RateHistory {
         let sampled = self.sampled(vcpu, run).map(|(start, end)| end - start);
         run.1.saturating_sub(run.0).saturating_sub(sampled.sum())
     }
+}
+
+/// Returns k / n; 0 if n is 0.
+#[expect(clippy::cast_precision_loss, reason = "fewer than 2^53 samples")]
+pub fn part(k: u64, n: u64) -> f64 {
+    if n == 0 { 0.0 } else { k as f64 / n as f64 }
 }
 
 /// Returns a part of a time, ns.

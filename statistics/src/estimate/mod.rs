@@ -5,8 +5,8 @@
 //! the methods and lists their limits.
 //!
 //! ```
-//! use profile::ClockKind;
-//! use profile::estimate::{Tallies, Ticks};
+//! use statistics::clock::ClockKind;
+//! use statistics::estimate::{Tallies, Ticks};
 //!
 //! // In one pass over the samples, those of each vCPU in the order of time. A tick counts as inside if the
 //! // vCPU was in the time that `T_e` measures. Ticks outside are added too: they are part of the sequence.

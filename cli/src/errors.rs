@@ -16,6 +16,7 @@ use profile::merge::MergeError;
 use profile::report::ReportError;
 use profile::store::{CreateError, EditError, ProfileError, QueryError};
 use text::message::{Reason, Shown};
+use vmm::StartError;
 
 /// Exit code of `vprof`, as documented in its help.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -60,6 +61,9 @@ pub enum Error {
     /// The reader of images has no result.
     #[error(transparent)]
     Reader(#[from] ReaderError),
+    /// The guest's machine cannot be set up.
+    #[error(transparent)]
+    Start(#[from] StartError),
     /// No host can run the guest.
     #[error(transparent)]
     Host(#[from] HostError),
@@ -444,9 +448,12 @@ impl Error {
             Self::Portable(error) => error.stage(),
             Self::Run(error) => error.stage(),
             Self::Half(error) => error.stage(),
-            Self::Attached(_) | Self::Image(_) | Self::Reader(_) | Self::Vsock(_) | Self::File { .. } => {
-                Stage::BeforeGuest
-            }
+            Self::Attached(_)
+            | Self::Image(_)
+            | Self::Reader(_)
+            | Self::Start(_)
+            | Self::Vsock(_)
+            | Self::File { .. } => Stage::BeforeGuest,
             _ => Stage::Guest,
         }
     }

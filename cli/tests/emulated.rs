@@ -193,3 +193,23 @@ fn the_words_of_a_qemu_that_ends_at_once_are_shown() {
     support::refused(&command.output().unwrap(), 4, &["QEMU ended before the guest ran", "no such machine"]);
     assert!(!directory.path().join("p.vprof").exists());
 }
+
+#[test]
+fn a_command_line_that_the_kernel_would_cut_is_refused_before_qemu_starts() {
+    let directory = tempfile::tempdir().unwrap();
+    let (bundle, bin) = support::fake_host(
+        directory.path(),
+        &format!("touch {}", directory.path().join("started").display()),
+    );
+    let file = |name: &str| directory.path().join(name);
+    fs::write(file("vmlinuz"), testkit::bz_image(4096)).unwrap();
+    let path = format!("{}:{}", bin.display(), std::env::var("PATH").unwrap());
+    for host in ["tcg", "portable"] {
+        let mut command = vprof(["run", "-q", "--memory", "64M", "--control", "none", "--host", host]);
+        command.arg("--portable-host").arg(&bundle).args(["--append", &"x".repeat(2047)]);
+        command.arg("-o").arg(file("p.vprof")).arg(file("vmlinuz")).env("PATH", &path);
+        let words = ["the kernel command line has ", " bytes; this kernel takes at most 2047"];
+        support::refused(&command.output().unwrap(), 1, &words);
+        assert!(!file("p.vprof").exists() && !file("started").exists(), "{host}");
+    }
+}

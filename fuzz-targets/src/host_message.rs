@@ -227,6 +227,7 @@ fn answers() -> Vec<Answer> {
             takes_command: false,
             has_systemd: Some(true),
             words: Some("root=/dev/vda".to_owned()),
+            longest_command_line: 2047,
             origin: "/boot/vmlinuz in x".to_owned(),
             sentence: Some("kernel: /boot/vmlinuz".to_owned()),
         }),

@@ -47,7 +47,7 @@ mod virtio;
 pub mod vsock;
 pub mod x86;
 
-pub use boot::check_kernel;
+pub use boot::{check_command_line, check_kernel, longest_command_line};
 pub use clock::monotonic_ns;
 pub use config::{
     Console, CpuFeatures, Disk, DiskFile, DiskFormat, DiskMode, Extra, FLAT_ENTRY, Network, OUTPUT_PORTS,

@@ -99,6 +99,7 @@ pub fn once(args: &RunArgs, triggers: Vec<RunTrigger>) -> Result<Recorded, Error
         let slow = if matches!(chosen.host, Host::Tcg(_)) { spec::emulated } else { spec::patient };
         plan.spec.machine.cmdline = slow(&plan.spec.machine.cmdline);
     }
+    vmm::check_command_line(&plan.spec.machine.cmdline, plan.longest_command_line)?;
     plan.spec.meta.push(("cmdline".to_owned(), plan.spec.machine.cmdline.clone()));
     let image = shown(&args.image);
     recording.record(image, Some(streams), |link, tables| start(args, plan, &chosen, link, tables))
@@ -133,6 +134,8 @@ struct RunPlan {
     vsock: Option<Listening>,
     /// Sentence about the kernel that is booted from a disk, and why.
     choice: Option<String>,
+    /// Length of the longest command line that the kernel takes, bytes.
+    longest_command_line: usize,
 }
 
 impl RunPlan {
@@ -180,7 +183,8 @@ impl RunPlan {
             waits: triggers,
             meta: meta(args, &facts.origin).into_iter().chain(until).collect(),
         };
-        Ok(Self { spec, payload, disks: files, vsock, choice: facts.sentence })
+        let (choice, longest_command_line) = (facts.sentence, facts.longest_command_line);
+        Ok(Self { spec, payload, disks: files, vsock, choice, longest_command_line })
     }
 
     /// Warnings about disks whose names say raw and whose first bytes say qcow2.
@@ -410,7 +414,7 @@ async fn start(
     link: Link,
     tables: live::SharedTables,
 ) -> Result<Outcome, Error> {
-    let RunPlan { mut spec, payload, disks, vsock, choice: _ } = plan;
+    let RunPlan { mut spec, payload, disks, vsock, choice: _, longest_command_line: _ } = plan;
     spec.meta.push(("host".to_owned(), chosen.name().to_owned()));
     spec.meta.push(("host_reason".to_owned(), chosen.why.clone()));
     let create = |force| -> Result<Box<dyn Sink>, CreateError> {

@@ -40,6 +40,8 @@ pub struct BootFacts {
     pub has_systemd: Option<bool>,
     /// Words for the kernel's command line.
     pub words: Option<String>,
+    /// Length of the longest command line that the kernel takes, bytes.
+    pub longest_command_line: usize,
     /// Origin of the kernel in one line, for the profile.
     pub origin: String,
     /// Choice made for a disk and its reason, in one line for the user.
@@ -132,6 +134,7 @@ mod tests {
             takes_command: false,
             has_systemd: Some(true),
             words: Some("root=/dev/vda quiet".to_owned()),
+            longest_command_line: 2047,
             origin: "/boot/vmlinuz in x.img".to_owned(),
             sentence: None,
         }

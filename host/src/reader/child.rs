@@ -38,6 +38,9 @@ enum ChildError {
     /// A file cannot be used.
     #[error(transparent)]
     Image(#[from] ImageError),
+    /// The kernel cannot be used.
+    #[error(transparent)]
+    Kernel(#[from] vmm::KernelError),
 }
 
 /// Does the job in the descriptor of this number, and sends the answer through standard output. Called once,
@@ -113,7 +116,17 @@ fn boot(task: BootTask) -> Result<BootFacts, ChildError> {
         keep("initrd", boot_initrd, initrd)?;
     }
     let has_initrd = payload.initrd.is_some();
-    Ok(BootFacts { is_disk, has_initrd, takes_command, has_systemd, words, origin, sentence })
+    let longest_command_line = vmm::longest_command_line(&payload.kernel)?;
+    Ok(BootFacts {
+        is_disk,
+        has_initrd,
+        takes_command,
+        has_systemd,
+        words,
+        longest_command_line,
+        origin,
+        sentence,
+    })
 }
 
 fn check(disks: Vec<(PassedFile, ImageFormat)>) -> Result<(), ImageError> {

@@ -19,6 +19,7 @@ use linux_loader::loader::bootparam::{
 use linux_loader::loader::{BzImage, Elf, KernelLoader, KernelLoaderResult};
 use vm_memory::{Bytes, GuestAddress, GuestMemoryBackend, GuestMemoryMmap, GuestMemoryRegion};
 
+use super::check_command_line;
 use super::cpu::{self, EntryState};
 use super::image::{self, KernelImage};
 use crate::acpi::{self, RESET_CONTROL, RESET_VALUE};
@@ -38,7 +39,7 @@ const UNASSIGNED_LOADER: u8 = 0xff;
 /// Highest initrd address of kernels that do not say (boot protocol 2.02 and ELF images).
 const INITRD_MAX: u64 = 0x37ff_ffff;
 /// Longest command line of an x86 kernel (`COMMAND_LINE_SIZE` - 1, `asm/setup.h`).
-const ELF_COMMAND_LINE: usize = 2047;
+pub(super) const ELF_COMMAND_LINE: usize = 2047;
 /// e820 types (`asm/e820/types.h`).
 const RAM: u32 = 1;
 const RESERVED: u32 = 2;
@@ -167,17 +168,7 @@ fn write_command_line(
     header: &mut setup_header,
     line: &str,
 ) -> Result<(), StartError> {
-    if let Some(at) = line.bytes().position(|byte| byte == 0) {
-        return Err(StartError::CommandLineNul { at });
-    }
-    let announced = match header.cmdline_size {
-        0 => ELF_COMMAND_LINE,
-        size => usize::try_from(size).unwrap_or(usize::MAX),
-    };
-    let most = announced.min(COMMAND_LINE_ROOM - 1);
-    if line.len() > most {
-        return Err(StartError::CommandLineTooLong { length: line.len(), most });
-    }
+    check_command_line(line, longest_command_line(header))?;
     let mut bytes = line.as_bytes().to_vec();
     bytes.push(0);
     memory
@@ -185,6 +176,15 @@ fn write_command_line(
         .map_err(|_| too_small(memory, "the command line", COMMAND_LINE + bytes.len() as u64))?;
     header.cmd_line_ptr = below_4_gib(COMMAND_LINE);
     Ok(())
+}
+
+/// Returns the length of the longest command line that a kernel with this setup header takes, bytes.
+pub(super) fn longest_command_line(header: &setup_header) -> usize {
+    let announced = match header.cmdline_size {
+        0 => ELF_COMMAND_LINE,
+        size => usize::try_from(size).unwrap_or(usize::MAX),
+    };
+    announced.min(COMMAND_LINE_ROOM - 1)
 }
 
 fn write_initrd(
@@ -354,6 +354,11 @@ mod tests {
         assert!(load(&memory(32), &kernel, None, &longest, 1, false).is_ok());
         let error = load(&memory(32), &kernel, None, &"x".repeat(2048), 1, false).unwrap_err();
         assert!(matches!(error, StartError::CommandLineTooLong { length: 2048, most: 2047 }));
+        let longest = |kernel: &[u8]| super::super::longest_command_line(kernel).unwrap();
+        assert_eq!((longest(&kernel), longest(&elf_file(62, 64))), (2047, 2047));
+        let mut short = kernel.clone();
+        short[0x238..0x23c].copy_from_slice(&255_u32.to_le_bytes());
+        assert_eq!(longest(&short), 255);
         let error = load(&memory(32), &kernel, None, "a\0b", 1, false).unwrap_err();
         assert!(matches!(error, StartError::CommandLineNul { at: 1 }));
     }

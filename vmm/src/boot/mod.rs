@@ -26,6 +26,37 @@ pub fn check_kernel(file: &[u8]) -> Result<(), KernelError> {
     image::recognize(file).map(drop)
 }
 
+/// Returns the length of the longest command line that a kernel takes, bytes, from its file.
+///
+/// # Errors
+///
+/// What the file is instead of a kernel, or what is wrong with it.
+pub fn longest_command_line(file: &[u8]) -> Result<usize, KernelError> {
+    Ok(match image::recognize(file)? {
+        image::KernelImage::BzImage(header) => linux::longest_command_line(&header),
+        image::KernelImage::Elf { .. } => linux::ELF_COMMAND_LINE,
+    })
+}
+
+/// Checks that a kernel that takes command lines of at most `most` bytes gets all of this one.
+///
+/// A longer line must not reach the kernel, whoever loads it. QEMU, for example, passes on lines of any
+/// length. Linux 6.1 copies the first 2,048 bytes (`copy_bootdata`, arch/x86/kernel/head64.c), and with
+/// `CONFIG_FORTIFY_SOURCE` panics because it finds no NUL in them, before it has a console to say so.
+///
+/// # Errors
+///
+/// The line is too long, or a NUL would end it early.
+pub fn check_command_line(line: &str, most: usize) -> Result<(), StartError> {
+    if let Some(at) = line.bytes().position(|byte| byte == 0) {
+        return Err(StartError::CommandLineNul { at });
+    }
+    if line.len() > most {
+        return Err(StartError::CommandLineTooLong { length: line.len(), most });
+    }
+    Ok(())
+}
+
 /// Puts the payload and all that it needs into memory.
 pub(crate) fn load(
     payload: &Payload,

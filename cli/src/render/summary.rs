@@ -9,6 +9,7 @@ use profile::merge::MERGED;
 use profile::report::{
     CommandTimes, Estimate, ExactCost, Function, ModeGroup, ProcessKind, Report, WalkEnds,
 };
+use profile::rows::AWAITED;
 use profile::watch::WATCH;
 use text::clean::escaped;
 use text::units;
@@ -29,7 +30,9 @@ pub fn render(report: &Report, profile: &Path, rows: usize, page: PageLayout) ->
     stalls(&mut text, report, page);
     command(&mut text, report, page);
     serial(&mut text, report, page);
-    if report.busy_samples == 0 {
+    if report.samples == 0 {
+        wrapped(&mut text, &without_samples(report), "", page.width);
+    } else if report.busy_samples == 0 {
         text.push_str("\nNo sample hit anything but idle vCPUs.\n");
     } else if report.chosen_samples == 0 {
         text.push_str(nothing(report));
@@ -221,6 +224,19 @@ fn trips(report: &Report) -> Option<String> {
         units::seconds(Duration::from_nanos(number("trip_cost_ns").unwrap_or(0)).as_secs_f64()),
         end.map_or_else(String::new, |end| format!(", until {}", escaped(end)))
     ))
+}
+
+/// Returns the message for a profile without a sample.
+fn without_samples(report: &Report) -> String {
+    match (report.meta.get(AWAITED).filter(|condition| !condition.is_empty()), report.complete) {
+        (Some(condition), true) => {
+            format!("The run ended before {} was seen, so nothing was sampled.", escaped(condition))
+        }
+        (Some(condition), false) => {
+            format!("Sampling begins with {}, which was not seen so far.", escaped(condition))
+        }
+        (None, _) => "No sample was taken.".to_owned(),
+    }
 }
 
 /// Returns the message for a filter that chooses no sample.

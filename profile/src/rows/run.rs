@@ -4,6 +4,9 @@ use serde::{Deserialize, Serialize};
 
 /// Key in table `meta` whose value is 1 in the profile of a run that came to its end.
 pub const COMPLETE: &str = "complete";
+/// Key in table `meta` of the condition with which sampling begins, as on a command line; an empty text once
+/// sampling has begun.
+pub const AWAITED: &str = "awaited";
 /// Key in table `meta` of the name of the host that vprof ran on.
 pub const HOSTNAME: &str = "hostname";
 

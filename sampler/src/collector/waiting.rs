@@ -5,9 +5,10 @@ use std::sync::atomic::Ordering;
 use vmm::monotonic_ns;
 
 use super::Collector;
-use crate::conditions::{Condition, GateAction};
+use crate::conditions::{Condition, GateAction, RunTrigger};
 use crate::record::SampleRecord;
 use crate::shared::GateCommand;
+use profile::rows::AWAITED;
 
 impl Collector {
     /// Takes the session's commands, as of `at_ns` since the run's start, or as of now.
@@ -16,6 +17,9 @@ impl Collector {
             let now_ns = at_ns.unwrap_or_else(|| self.now_ns());
             match command {
                 GateCommand::Await(wait) => {
+                    if let RunTrigger::Start(condition) = &wait {
+                        self.batch.meta.push((AWAITED.to_owned(), condition.to_string()));
+                    }
                     if self.gate.arm(wait, now_ns) {
                         self.close_at(now_ns);
                     }
@@ -78,6 +82,7 @@ impl Collector {
     }
 
     fn open_at(&mut self, time_ns: u64) {
+        self.batch.meta.push((AWAITED.to_owned(), String::new()));
         self.batch.rates.extend(self.counters.rate_rows(time_ns));
         let mut status = self.shared.status();
         status.sampling = true;

@@ -361,6 +361,27 @@ fn an_idle_guest_has_no_empty_tables() {
 }
 
 #[test]
+fn a_profile_without_samples_says_why() {
+    let mut report = report();
+    (report.samples, report.busy_samples) = (0, 0);
+    let shown = |report: &Report| {
+        let text = render(report, profile(), 10, PAGE);
+        assert!(!text.contains("idle vCPUs") && !text.contains("Programs"), "{text}");
+        text.split_whitespace().collect::<Vec<_>>().join(" ")
+    };
+    report.complete = true;
+    assert!(shown(&report).contains(" No sample was taken. "));
+    report.meta.insert(AWAITED.to_owned(), "process:a\x1b[2J".to_owned());
+    let ended = "The run ended before process:a\\x1b[2J was seen, so nothing was sampled.";
+    assert!(shown(&report).contains(ended));
+    report.complete = false;
+    assert!(shown(&report).contains("Sampling begins with process:a\\x1b[2J, which was not seen so far."));
+    // Sampling had begun.
+    report.meta.insert(AWAITED.to_owned(), String::new());
+    assert!(shown(&report).contains(" No sample was taken. "));
+}
+
+#[test]
 fn a_stall_that_the_kernel_reports_is_a_line() {
     let mut report = report();
     let line = "rcu: rcu_preempt kthread starved for 15020 jiffies!";

@@ -12,7 +12,7 @@ use vmm::{AttachedThread, MissReason, Observer, ThreadId, Tick, monotonic_ns};
 use crate::microstate::clock::ThreadState;
 use crate::microstate::foreign::TickFinding;
 use crate::microstate::host::ThreadReader;
-use crate::vcpu::VcpuSampler;
+use crate::vcpu::{TickUse, VcpuSampler};
 
 /// Thread of a vCPU without one: in no process, and without a number.
 const NOBODY: ThreadId = ThreadId { process: -1, thread: 0 };
@@ -52,7 +52,10 @@ impl<M: PhysicalMemory> Observer<M> for AttachedSampler {
 
     fn pass(&mut self, now_ns: u64) -> Option<Duration> {
         self.sampler.forget_request();
-        self.sampler.pass_while_off(now_ns)
+        match self.sampler.take_tick(now_ns) {
+            TickUse::Pass(next) => Some(next),
+            TickUse::Look | TickUse::Sample => None,
+        }
     }
 
     fn suspending(&mut self, now_ns: u64) {
@@ -124,6 +127,7 @@ mod tests {
     use super::*;
     use crate::capacity::QueueCapacity;
     use crate::record::{GuestCells, GuestReaders};
+    use crate::sampling_rate::TickPlan;
 
     /// A vCPU that executes the guest, or a guest of the guest.
     #[derive(Debug)]
@@ -196,6 +200,47 @@ mod tests {
             assert_eq!((sample.record.rip.0, sample.record.rsp, sample.record.cr3), wanted);
             assert!(!nested || sample.stack.is_none());
         }
+    }
+
+    #[test]
+    fn a_vcpu_is_stopped_for_a_look_whose_stack_is_not_copied() {
+        let mut config = Config::new(Style::V6_12);
+        config.running = vec![101, 102];
+        let guest = config.build();
+        let memory = &guest.memory;
+        let kernel = Kernel::find(memory, guest.cr3, guest.five_level).expect("a kernel");
+        let current = kernel.current_reader(memory).expect("a reader");
+        let stacks = Some((kernel.stack_reader(memory).expect("stacks"), 4096));
+        let cells = GuestCells::default();
+        drop(cells.readers.set(GuestReaders { current, stacks }));
+        let capacity = QueueCapacity { ring: 8, pool: 1, reserve: 0 };
+        let intervals = Intervals::new(ClockKind::Fixed, 100.0, 1, 0);
+        let (sampler, mut ends, stats) = VcpuSampler::new(0, intervals, capacity, cells);
+        let mut attached = AttachedSampler::from(sampler);
+        let at = |ms: u64| 1_000_000_000_000 + ms * 1_000_000;
+        let mut tick = |ms| {
+            let now_ns = at(ms);
+            if Observer::<FlatMemory<Vec<u8>>>::pass(&mut attached, now_ns).is_some() {
+                return None;
+            }
+            let regs = kvm_regs { rip: guest.text(0x1404).0, rflags: 0x202, ..Default::default() };
+            let mut sregs =
+                kvm_sregs { cr0: 0x8000_0001, cr3: guest.cr3, cr4: 1 << 12, ..Default::default() };
+            (sregs.efer, sregs.cs.l) = (0x500, 1);
+            let context =
+                TickContext { due_ns: now_ns, now_ns, in_run: true, regs: &regs, sregs: &sregs, memory };
+            attached.ticked(&Tick { context, blocked: false, source: &ForeignVcpu { nested: false } });
+            let taken = ends.samples.pop().expect("a record");
+            let task = taken.record.current.and_then(|current| current.task).map(|task| task.tid);
+            let copied = taken.stack.is_some();
+            taken.stack.into_iter().for_each(|stack| ends.buffers.give_back(stack));
+            Some((taken.look, task, copied))
+        };
+        assert_eq!(tick(0), Some((false, Some(101), true)));
+        stats.pace.want(TickPlan::Looks(2.0));
+        let found: Vec<_> = (1..=12).map(|check| tick(50 * check)).collect();
+        assert_eq!(found.iter().flatten().count(), 2, "{found:?}");
+        assert!(found.iter().flatten().all(|look| *look == (true, Some(101), false)), "{found:?}");
     }
 
     #[test]

@@ -51,6 +51,8 @@ pub struct SampleMessage {
     pub stack: Option<Box<StackCopy>>,
     /// Stacks were wanted, but all buffers of the pool were in use.
     pub stack_missed: bool,
+    /// Sampling is off: the record shows the guest, and is not a sample.
+    pub look: bool,
 }
 
 /// One sample as the ring carries it: fixed size, nothing resolved.

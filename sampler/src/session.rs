@@ -340,10 +340,7 @@ impl Session {
         if on {
             self.shared.command(GateCommand::Open);
         }
-        let mut status = self.shared.status();
-        if std::mem::replace(&mut status.sampling, on) != on {
-            self.apply_rate(&status);
-            drop(status);
+        if self.shared.change(|status| std::mem::replace(&mut status.sampling, on) != on) {
             self.event("sampling", if on { "sampling was resumed" } else { "sampling was stopped" });
         }
     }
@@ -366,21 +363,13 @@ impl Session {
         if !rate_hz.is_finite() || rate_hz <= 0.0 {
             return;
         }
-        let mut status = self.shared.status();
-        status.wanted_hz = rate_hz;
-        self.apply_rate(&status);
-        drop(status);
+        self.shared.change(|status| status.wanted_hz = rate_hz);
         self.event("sampling", &format!("the rate was set to {rate_hz} Hz"));
     }
 
     /// Sets the reason why the machine is stopped, for [`SessionStatus::stopped`]; `None` when it runs.
     pub fn set_stopped(&self, why: Option<&str>) {
         self.shared.status().stopped = why.map(str::to_owned);
-    }
-
-    fn apply_rate(&self, status: &SessionStatus) {
-        let rate_hz = if status.sampling { status.wanted_hz } else { 0.0 };
-        self.shared.set_rate(rate_hz);
     }
 
     /// Requests that all records are written within some 10 ms, instead of a fifth of a second.

@@ -12,6 +12,7 @@ use vmm::monotonic_ns;
 use crate::conditions::{ConditionTimes, RunTrigger};
 use crate::console::ConsoleQueue;
 use crate::microstate::stats::VcpuStats;
+use crate::sampling_rate::TickPlan;
 use crate::vcpu::RingEnds;
 use profile::rows::EventRow;
 use statistics::estimate::Share;
@@ -38,6 +39,8 @@ pub struct SessionStatus {
     pub stopped: Option<String>,
     /// True while the vCPUs are sampled; false while sampling is off.
     pub sampling: bool,
+    /// True while a condition is awaited with which sampling begins.
+    pub awaits_start: bool,
     /// Mean rate while sampling is on, ticks per second and vCPU.
     pub wanted_hz: f64,
 }
@@ -233,9 +236,19 @@ impl SharedState {
         lock(&self.status)
     }
 
-    /// Requests this rate of all vCPUs.
-    pub(crate) fn set_rate(&self, rate_hz: f64) {
-        self.stats().iter().for_each(|stats| stats.pace.want(rate_hz));
+    /// Changes the status, and requests the ticks of all vCPUs that follow from it. Returns what `change`
+    /// returns.
+    pub(crate) fn change<T>(&self, change: impl FnOnce(&mut SessionStatus) -> T) -> T {
+        // Held until all vCPUs have their plan: two changes at once must not leave the older plan in force.
+        let mut status = self.status();
+        let result = change(&mut status);
+        let plan = if status.sampling {
+            TickPlan::Samples(status.wanted_hz)
+        } else {
+            TickPlan::while_off(status.wanted_hz, status.kernel.is_some(), status.awaits_start)
+        };
+        self.stats().iter().for_each(|stats| stats.pace.want(plan));
+        result
     }
 
     /// Takes the way in which the session ends.

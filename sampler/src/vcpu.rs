@@ -31,6 +31,7 @@ use crate::microstate::host::{own_cpu_time, own_times};
 use crate::microstate::stats::VcpuStats;
 use crate::microstate::wait::WaitDetector;
 use crate::record::{self, GuestCells, GuestReaders, SampleMessage, SampleRecord};
+use crate::sampling_rate::TickPlan;
 use profile::rows::VcpuState;
 use statistics::clock::{Intervals, TickHold};
 
@@ -75,8 +76,19 @@ impl IdleCost {
     }
 }
 
-/// Time between two checks of the rate while sampling is off.
+/// Time between two checks of the rate while sampling is off. Looks are made at checks.
 const RATE_CHECK: Duration = Duration::from_millis(50);
+
+/// Use of a tick.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum TickUse {
+    /// Sampling is off, and nothing is looked at: the next tick follows after this time.
+    Pass(Duration),
+    /// Sampling is off, and the guest is looked at.
+    Look,
+    /// The tick takes a sample.
+    Sample,
+}
 
 /// The collector's ends of the ring and the pool that it shares with a vCPU.
 #[derive(Debug)]
@@ -90,8 +102,10 @@ pub(crate) struct RingEnds {
 /// Observer of one vCPU.
 pub struct VcpuSampler {
     intervals: Option<Intervals>,
-    /// Sampling is off.
-    off: bool,
+    /// Purpose of the present ticks.
+    plan: TickPlan,
+    /// Time of the next look, CLOCK_MONOTONIC ns, at the check of the rate that follows.
+    look_due_ns: u64,
     ring: Producer<SampleMessage>,
     /// Stack buffers, given back by the collector.
     buffers: BufferPool,
@@ -145,10 +159,12 @@ impl VcpuSampler {
         let (buffers, returns) = buffer_pool(capacity.pool, capacity.reserve);
         let ends = RingEnds { samples, buffers: returns };
         let published = Arc::new(VcpuStats::default());
-        published.pace.start(intervals.as_ref().map_or(0.0, Intervals::rate_hz));
+        let plan = TickPlan::Samples(intervals.as_ref().map_or(0.0, Intervals::rate_hz));
+        published.pace.start(plan);
         let sampler = Self {
             intervals,
-            off: false,
+            plan,
+            look_due_ns: 0,
             ring,
             buffers,
             spare: None,
@@ -189,23 +205,23 @@ impl VcpuSampler {
         context: &TickContext<'_, M>,
         activity: impl FnOnce() -> Option<Activity>,
     ) -> Option<Duration> {
-        // While sampling is off, a tick only checks the rate and is not a sample.
-        if let Some(next) = self.pass_while_off(context.now_ns) {
-            return Some(next);
+        // While sampling is off, a tick checks the rate, and may look at the guest.
+        match self.take_tick(context.now_ns) {
+            TickUse::Pass(next) => return Some(next),
+            TickUse::Look => {
+                let (_, record) = self.read_record(context, activity);
+                // Without room, others are on their way to the collector.
+                drop(self.ring.push(SampleMessage { record, look: true, ..SampleMessage::default() }));
+                return self.next_after(context.due_ns, TickHold::since(context.now_ns));
+            }
+            TickUse::Sample => {}
         }
         // The clock of states shows nothing of a tick that was due while an event was served.
         if !context.in_run && self.event.is_some_and(|(from, to)| (from..to).contains(&context.due_ns)) {
             return self.next_after(context.due_ns, TickHold::since(context.now_ns));
         }
-        let readers = self.readers.get();
-        let cpu = readers.and_then(|readers| self.cpu.apic_id(readers.current.cpus()));
-        let nested = self.nested;
-        let current = |memory: &M| readers?.current.read(memory, cpu?);
-        let mut record = match self.registers {
-            _ if nested => record::read_nested(context, current),
-            KnownRegisters::All => record::read_record(context, current, activity),
-            some => record::read_partial(context, some, current, activity),
-        };
+        let (cpu, mut record) = self.read_record(context, activity);
+        let (readers, nested) = (self.readers.get(), self.nested);
         let wait = self.wait.waited_at(context.due_ns, context.now_ns);
         let stopped = !self.threadless && record.late_ns >= STOPPED_NS;
         record.vcpu_state = vcpu_state(&record, context.in_run, wait.is_some() || stopped);
@@ -221,10 +237,6 @@ impl VcpuSampler {
             && !nested
         {
             recorder.sampled(context.regs.rip, intervals.mean_ns());
-        }
-        // Checked while the vCPU is stopped: later the page tables may belong to another process.
-        if self.registers == KnownRegisters::All {
-            record.kernel_mapped = self.kernel_check.check(&record, context.memory);
         }
         if let Some(ns) = self.idle.ticked(record.halted.then_some(context.regs)) {
             VcpuStats::add_ns(&self.published.kvm_ns, ns);
@@ -268,6 +280,27 @@ impl VcpuSampler {
 }
 
 impl VcpuSampler {
+    /// Reads the record of a tick, and the guest kernel's number of the vCPU.
+    fn read_record<M: PhysicalMemory>(
+        &mut self,
+        context: &TickContext<'_, M>,
+        activity: impl FnOnce() -> Option<Activity>,
+    ) -> (Option<usize>, SampleRecord) {
+        let readers = self.readers.get();
+        let cpu = readers.and_then(|readers| self.cpu.apic_id(readers.current.cpus()));
+        let current = |memory: &M| readers?.current.read(memory, cpu?);
+        let mut record = match self.registers {
+            _ if self.nested => record::read_nested(context, current),
+            KnownRegisters::All => record::read_record(context, current, activity),
+            some => record::read_partial(context, some, current, activity),
+        };
+        // Checked while the vCPU is stopped: later the page tables may belong to another process.
+        if self.registers == KnownRegisters::All {
+            record.kernel_mapped = self.kernel_check.check(&record, context.memory);
+        }
+        (cpu, record)
+    }
+
     /// Sets whether the registers of the next tick are those of a guest of the guest.
     pub(crate) fn set_nested(&mut self, nested: bool) {
         self.nested = nested;
@@ -280,7 +313,7 @@ impl VcpuSampler {
 
     /// Returns the mean rate of the ticks, Hz; `None` while there are none.
     pub(crate) fn rate_hz(&self) -> Option<f64> {
-        self.intervals.as_ref().filter(|_| !self.off).map(Intervals::rate_hz)
+        Some(self.plan.ticks_hz()).filter(|hz| *hz > 0.0)
     }
 
     /// Charges the time since `from_ns` to the sampler: since the tick was due, or since the thread had a CPU
@@ -298,7 +331,8 @@ impl VcpuSampler {
 
     /// Returns [`Intervals::next_after`], or the time until the rate is checked again.
     pub(crate) fn next_after(&mut self, due_ns: u64, held: TickHold) -> Option<Duration> {
-        if self.off {
+        if let TickPlan::Off | TickPlan::Looks(_) = self.plan {
+            self.plan_look(held.stood_ns);
             return Some(RATE_CHECK);
         }
         let intervals = self.intervals.as_mut()?;
@@ -310,15 +344,29 @@ impl VcpuSampler {
         self.intervals.as_mut().map(|intervals| Duration::from_nanos(intervals.first_ns()))
     }
 
-    /// Adopts another rate. Returns the time to the next tick if this one is not a sample: a check of the
-    /// rate is not random.
-    pub(crate) fn pass_while_off(&mut self, now_ns: u64) -> Option<Duration> {
-        let was_off = self.off;
-        if let (Some(rate), Some(intervals)) = (self.published.pace.take(now_ns), &mut self.intervals) {
-            self.off = rate <= 0.0;
-            intervals.set_rate(rate);
+    /// Adopts another rate, and returns the use of the tick. A tick that ends a time without sampling is not a
+    /// sample, because a check of the rate is not random.
+    pub(crate) fn take_tick(&mut self, now_ns: u64) -> TickUse {
+        let before = self.plan;
+        if let (Some(plan), Some(intervals)) = (self.published.pace.take(now_ns), &mut self.intervals) {
+            self.plan = plan;
+            intervals.set_rate(plan.sampled_hz());
         }
-        was_off.then(|| self.next_alone())
+        match (before, self.plan) {
+            (TickPlan::Samples(_), _) => TickUse::Sample,
+            (_, TickPlan::Looks(_)) if now_ns >= self.look_due_ns => TickUse::Look,
+            _ => TickUse::Pass(self.next_alone()),
+        }
+    }
+
+    /// Plans the next look after a tick at `now_ns`: at the check of the rate that comes next to it.
+    fn plan_look(&mut self, now_ns: u64) {
+        if let TickPlan::Looks(hz) = self.plan {
+            let pause = Duration::try_from_secs_f64(1.0 / hz).unwrap_or(Duration::MAX);
+            let pause_ns =
+                u64::try_from((pause.saturating_sub(RATE_CHECK / 2)).as_nanos()).unwrap_or(u64::MAX);
+            self.look_due_ns = now_ns.saturating_add(pause_ns);
+        }
     }
 
     pub(crate) fn published(&self) -> &VcpuStats {
@@ -351,7 +399,7 @@ impl VcpuSampler {
     /// Returns the time to the next tick, counted from now.
     fn next_alone(&mut self) -> Duration {
         match &mut self.intervals {
-            Some(intervals) if !self.off => Duration::from_nanos(intervals.first_ns()),
+            Some(intervals) if self.plan.sampled_hz() > 0.0 => Duration::from_nanos(intervals.first_ns()),
             _ => RATE_CHECK,
         }
     }
@@ -677,16 +725,38 @@ mod tests {
         let (mut sampler, mut ring, published) = sampler(8, ClockKind::Fixed);
         sampler.started();
         let at = |ms: u64| 1_000_000_000_000 + ms * 1_000_000;
-        published.pace.want(0.0);
+        published.pace.want(TickPlan::Off);
         // The tick that finds the new rate was a random one.
         assert_eq!(tick(&mut sampler, at(0), at(0)), Some(RATE_CHECK));
         assert_eq!(tick(&mut sampler, at(50), at(50)), Some(RATE_CHECK));
-        published.pace.want(4.0);
+        published.pace.want(TickPlan::Samples(4.0));
         assert_eq!(tick(&mut sampler, at(100), at(100)), Some(Duration::from_millis(250)));
         assert_eq!(tick(&mut sampler, at(350), at(350)), Some(Duration::from_millis(250)));
         let times: Vec<_> = std::iter::from_fn(|| ring.pop().ok()).map(|s| s.record.time_ns).collect();
         assert_eq!(times, [at(0), at(350)]);
-        assert_eq!(published.pace.in_force(), (4.0, at(100)));
+        assert_eq!(published.pace.in_force(), (TickPlan::Samples(4.0), at(100)));
+    }
+
+    #[test]
+    fn a_look_is_no_sample_and_at_most_as_frequent_as_wanted() {
+        let (mut sampler, mut ring, published) = sampler(64, ClockKind::Fixed);
+        sampler.started();
+        let at = |ms: u64| 1_000_000_000_000 + ms * 1_000_000;
+        let mut taken = |plan, begin: u64| {
+            published.pace.want(plan);
+            // Ticks are a little early or late.
+            for check in 0..20 {
+                let due_ns = at(begin + 50 * check) + check % 3 * 1_000_000;
+                tick(&mut sampler, due_ns, due_ns);
+            }
+            let looks: Vec<_> = std::iter::from_fn(|| ring.pop().ok()).map(|taken| taken.look).collect();
+            (looks.iter().filter(|look| **look).count(), looks.iter().filter(|look| !**look).count())
+        };
+        assert_eq!(taken(TickPlan::Looks(20.0), 0), (19, 1), "the first tick was a random one");
+        assert_eq!(taken(TickPlan::Looks(2.0), 1_000), (2, 0));
+        assert_eq!(taken(TickPlan::Off, 2_000), (0, 0));
+        assert_eq!(taken(TickPlan::Samples(20.0), 3_000), (0, 19), "the first tick was a check");
+        assert_eq!(published.samples(), (20, 0));
     }
 
     #[test]

@@ -244,6 +244,7 @@ mod tests {
     fn the_line_has_time_samples_rate_lost_samples_and_top_process() {
         let mut status = SessionStatus {
             sampling: true,
+            awaits_start: false,
             wanted_hz: 1_000.0,
             elapsed: Duration::from_secs(75),
             samples: 74_123,

@@ -79,6 +79,11 @@ impl VcpuCounters {
         self.meters.iter().map(VcpuMeter::due_ticks).map(|(rate_hz, since_ns)| DueTicks { rate_hz, since_ns })
     }
 
+    /// Returns the rate at which each vCPU is sampled, Hz.
+    pub(super) fn sampled_hz(&self) -> impl Iterator<Item = f64> {
+        self.meters.iter().map(VcpuMeter::sampled_hz)
+    }
+
     /// Returns the CPU of the guest's kernel that each vCPU is.
     pub(super) fn guest_cpus(&self) -> impl Iterator<Item = GuestCpu> {
         self.meters.iter().map(VcpuMeter::guest_cpu)

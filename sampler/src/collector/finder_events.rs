@@ -94,7 +94,7 @@ impl Collector {
                     format!("Linux {release} found {after:.2?} after the start, {symbols} symbols"),
                 );
                 self.batch.meta.push(("kernel".to_owned(), release.clone()));
-                self.shared.status().kernel = Some(release);
+                self.shared.change(|status| status.kernel = Some(release));
                 // Everything that reads this kernel gets it before the resolver names its first frame.
                 if let (Some(kernel), Some(memory)) = (&found.code.kernel, &self.memory) {
                     self.resolver.accounting.set_kernel(Arc::clone(kernel), memory.clone());

@@ -96,7 +96,9 @@ impl Collector {
         let Some(table) = &mut self.host_stacks else { return };
         for (vcpu, (ticks, lost)) in self.counters.take_host_ticks() {
             table.lost = table.lost.saturating_add(lost);
-            for tick in ticks.iter().filter(|_| !self.gate.is_closed()) {
+            // Ticks while sampling is off are looks.
+            let on = !self.gate.is_closed() && self.shared.status().sampling;
+            for tick in ticks.iter().filter(|_| on) {
                 table.add(vcpu, tick, self.shared.zero_ns, &mut self.batch);
             }
         }

@@ -340,7 +340,8 @@ impl Collector {
             // No more samples than there are now: a ring that fills as fast as it is drained must not starve
             // the others.
             for _ in 0..self.rings[vcpu].samples.slots() {
-                let Ok(SampleMessage { mut record, stack, stack_missed }) = self.rings[vcpu].samples.pop()
+                let Ok(SampleMessage { mut record, stack, stack_missed, look }) =
+                    self.rings[vcpu].samples.pop()
                 else {
                     break;
                 };
@@ -354,7 +355,9 @@ impl Collector {
                 if let Some(task) = &task {
                     self.gate.task(task);
                 }
-                if self.gate.is_closed() {
+                if look {
+                    self.resolver.pass_over(&record);
+                } else if self.gate.is_closed() {
                     self.pass_over(vcpu, &record);
                 } else {
                     let stack = stack.as_deref().filter(|_| known);

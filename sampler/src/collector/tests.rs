@@ -3,9 +3,10 @@ use std::sync::atomic::AtomicUsize;
 use std::task::{Context, Waker};
 
 use kvm_bindings::{kvm_regs, kvm_sregs};
+use linux::fixture::{Config, Style};
 use linux::{CurrentContext, IrqContext, TaskSnapshot, VirtAddr};
 use testkit::eventually;
-use vm_memory::GuestAddress;
+use vm_memory::{Bytes, GuestAddress};
 use vmm::{
     Activity, ActivitySource, AttachedThread, GuestMemoryMmap, Observer, ThreadId, ThreadStatistics,
     ThreadTimes, Tick, TickContext,
@@ -13,11 +14,13 @@ use vmm::{
 
 use super::*;
 use crate::AttachedSampler;
+use crate::conditions::{Condition, RunTrigger};
 use crate::record::SampleRecord;
 use crate::resolve::frames;
 use crate::resolve::frames::tests::FakeNames;
+use crate::sampling_rate::TickPlan;
 use crate::session::{RecordingConfig, Session, SessionConfig, VcpuSampler};
-use profile::rows::{Mode, SinkError};
+use profile::rows::{AWAITED, Mode, SinkError};
 use symbols::names::no_files;
 
 const SOON: Duration = Duration::from_secs(10);
@@ -460,6 +463,65 @@ fn a_console_flood_takes_a_bounded_part_of_the_profile_and_no_sample() {
     assert_eq!(dropped + kept, (120 << 20) + 8);
 }
 
+/// Serves a tick in code at `rip`: in long mode with these page tables, or in real mode.
+fn tick_at(sampler: &mut VcpuSampler, memory: &GuestMemoryMmap, rip: u64, tables: Option<u64>) {
+    let mut sregs = kvm_sregs::default();
+    if let Some(cr3) = tables {
+        (sregs.cr0, sregs.cr3, sregs.cr4, sregs.efer) = (0x8000_0001, cr3, 1 << 12, 0x500);
+        sregs.cs.l = 1;
+    }
+    let (regs, now_ns) = (kvm_regs { rip, ..Default::default() }, monotonic_ns());
+    let context = TickContext { due_ns: now_ns, now_ns, in_run: true, regs: &regs, sregs: &sregs, memory };
+    sampler.serve(&context, || None);
+}
+
+/// The reason for which there are no samples before the kernel was found must not keep it from being found.
+#[test]
+fn a_process_is_awaited_in_a_guest_whose_kernel_was_not_found_when_sampling_ended() {
+    let built = Config::new(Style::V6_12).build();
+    let memory = GuestMemoryMmap::from_ranges(&[(GuestAddress(0), built.memory.0.len())]).expect("memory");
+    memory.write_slice(&built.memory.0, GuestAddress(0)).expect("inside");
+    let awaited = || RunTrigger::Start(Condition::Process("many".to_owned()));
+    // What is awaited from the start on, and what ends sampling.
+    type Ends = fn(&Session);
+    let mark = RunTrigger::Stop { when: Condition::Mark("x".to_owned()), end: false };
+    let cases: [(RunTrigger, Ends); 3] = [
+        // A rate that a GDB stub does not sustain is lowered.
+        (awaited(), |session| session.set_rate(99.0)),
+        (mark.clone(), |session| session.set_sampling(false)),
+        (mark, |session| session.event("mark", "x")),
+    ];
+    for (first, ends) in cases {
+        let sink = MemorySink::new(usize::MAX);
+        let (mut session, mut samplers) = session(&sink, 1);
+        let sampler = &mut samplers[0];
+        session.wait_for(first);
+        session.start(memory.clone()).expect("starts");
+        sampler.started();
+        // Firmware.
+        tick_at(sampler, &memory, 0x1000, None);
+        ends(&session);
+        eventually("the end of sampling", SOON, || (!session.status().sampling).then_some(()));
+        tick_at(sampler, &memory, 0x1000, None);
+        let looks = sampler.published().pace.wanted();
+        assert_eq!(looks, TickPlan::Looks(20.0));
+        session.wait_for(awaited());
+        eventually("the awaited process", 6 * SOON, || {
+            tick_at(sampler, &memory, built.text(0x1404).0, Some(built.cr3));
+            session.status().sampling.then_some(())
+        });
+        assert!(matches!(sampler.published().pace.wanted(), TickPlan::Samples(_)));
+        session.set_sampling(false);
+        assert_eq!(sampler.published().pace.wanted(), TickPlan::Off, "there is nothing to find");
+        session.finish(Vec::new());
+        let all = sink.all();
+        assert!(all.samples.iter().all(|sample| sample.cr3 == 0), "only the firmware was sampled");
+        let states = all.meta.iter().filter(|(key, _)| key == AWAITED).map(|(_, value)| value.as_str());
+        let states: Vec<_> = states.collect();
+        assert!(states.starts_with(&["process:many"]) && states.ends_with(&[""]), "{states:?}");
+    }
+}
+
 /// Times of a thread that has run long before, and does not run.
 #[derive(Debug)]
 struct EarlierTimes;
@@ -508,7 +570,8 @@ fn a_vcpu_that_is_added_counts_from_then_on() {
     session.set_sampling(false);
     let mut off = AttachedSampler::from(session.add_vcpu(none()).expect("room"));
     let mut passes = || Observer::<GuestMemoryMmap>::pass(&mut off, monotonic_ns()).is_some();
-    assert_eq!((passes(), passes()), (false, true), "off from its first tick on");
+    assert_eq!((passes(), passes()), (false, false), "no kernel was found: the guest is looked at");
+    assert_eq!(session.status().kernel, None);
     assert_eq!(session.status().samples, 15);
     let further = (0..100).take_while(|_| session.add_vcpu(none()).is_some()).count();
     assert_eq!(further, 61, "64 at most");

@@ -45,8 +45,6 @@ impl Collector {
                 }
                 GateAction::Close(condition, end) => {
                     self.close_at(now_ns);
-                    // No ticks from now on: the next samples are not wanted.
-                    self.shared.set_rate(0.0);
                     self.saw(&condition, "sampling ends");
                     if end {
                         self.shared.reached.set();
@@ -72,6 +70,10 @@ impl Collector {
         if let Some(finder) = &self.finder {
             finder.wanted.task_lists(self.gate.needs_tasks());
         }
+        let awaits_start = self.gate.awaits_start();
+        if self.shared.status().awaits_start != awaits_start {
+            self.shared.change(|status| status.awaits_start = awaits_start);
+        }
     }
 
     /// Drops a sample.
@@ -84,15 +86,13 @@ impl Collector {
     fn open_at(&mut self, time_ns: u64) {
         self.batch.meta.push((AWAITED.to_owned(), String::new()));
         self.batch.rates.extend(self.counters.rate_rows(time_ns));
-        let mut status = self.shared.status();
-        status.sampling = true;
-        self.shared.set_rate(status.wanted_hz);
+        self.shared.change(|status| status.sampling = true);
     }
 
     fn close_at(&mut self, time_ns: u64) {
         let rows = self.counters.rate_rows(time_ns);
         self.batch.rates.extend(rows.map(|row| profile::rows::RateRow { rate_hz: 0.0, ..row }));
-        self.shared.status().sampling = false;
+        self.shared.change(|status| status.sampling = false);
     }
 
     fn saw(&mut self, condition: &Condition, so: &str) {

@@ -203,7 +203,7 @@ impl Collector {
         let scans = self.task_states.as_ref().map_or(0, TaskStateCollector::scans);
         let scanned = std::mem::replace(&mut watch.scans, scans) != scans;
         let sleepers: Vec<Sleeper> = self.task_states.iter().flat_map(TaskStateCollector::sleepers).collect();
-        let rates_hz: Vec<f64> = self.counters.due_ticks().map(|due| due.rate_hz).collect();
+        let rates_hz: Vec<f64> = self.counters.sampled_hz().collect();
         let inputs = WatchInputs {
             now_ns: monotonic_ns(),
             rates_hz: &rates_hz,

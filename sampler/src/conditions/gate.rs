@@ -85,6 +85,11 @@ impl SamplingGate {
         std::mem::replace(&mut self.closed, false)
     }
 
+    /// Returns true while a condition is awaited with which sampling begins.
+    pub(crate) fn awaits_start(&self) -> bool {
+        self.start.is_some()
+    }
+
     /// Returns true if all tasks have to be listed often.
     pub(crate) fn needs_tasks(&self) -> bool {
         let stop = self.stop.as_ref().map(|(trigger, _)| trigger).filter(|_| !self.closed);

@@ -47,7 +47,7 @@ impl VcpuMeter {
     pub(crate) fn new(vcpu: u8, stats: Arc<VcpuStats>) -> Self {
         Self {
             vcpu,
-            rate_hz: stats.pace.in_force().0,
+            rate_hz: stats.pace.in_force().0.sampled_hz(),
             stats,
             thread: None,
             kvm: None,
@@ -111,14 +111,21 @@ impl VcpuMeter {
         Some(self.guest_error).filter(|error| *error > 0.0)
     }
 
-    /// Returns the sampling rate in force, Hz, and the time since which it is, CLOCK_MONOTONIC ns.
+    /// Returns the rate of ticks in force, Hz, and the time since which it is, CLOCK_MONOTONIC ns.
     pub(crate) fn due_ticks(&self) -> (f64, u64) {
-        self.stats.pace.in_force()
+        let (plan, since_ns) = self.stats.pace.in_force();
+        (plan.ticks_hz(), since_ns)
+    }
+
+    /// Returns the sampling rate in force, Hz.
+    pub(crate) fn sampled_hz(&self) -> f64 {
+        self.stats.pace.in_force().0.sampled_hz()
     }
 
     /// Returns the sampling rate if it has changed since the last call.
     pub(crate) fn changed_rate(&mut self, zero_ns: u64) -> Option<RateRow> {
-        let (rate_hz, since_ns) = self.stats.pace.in_force();
+        let (plan, since_ns) = self.stats.pace.in_force();
+        let rate_hz = plan.sampled_hz();
         let changed = std::mem::replace(&mut self.rate_hz, rate_hz).to_bits() != rate_hz.to_bits();
         changed.then(|| RateRow { vcpu: self.vcpu, time_ns: since_ns.saturating_sub(zero_ns), rate_hz })
     }

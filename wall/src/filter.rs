@@ -51,6 +51,15 @@ impl ThreadKind {
     /// Kinds of the process that is attached to another VMM, or has started one.
     const OF_ATTACHED: [Self; 4] = [Self::Ticker, Self::Watcher, Self::Sampler, Self::Device];
 
+    /// Returns true if such a thread reads disk images: the disk's thread for the guest, the sampler's for
+    /// names, the reader for what the guest boots.
+    fn reads_images(self) -> bool {
+        match self {
+            Self::Disk | Self::Sampler | Self::Reader => true,
+            Self::Vcpu | Self::Device | Self::Ticker | Self::Watcher => false,
+        }
+    }
+
     pub(crate) fn number(self) -> u32 {
         self as u32 + 1
     }
@@ -107,22 +116,30 @@ const COMMON: &[i64] = &[
     libc::SYS_close,
 ];
 
-/// System calls that a disk's thread makes besides.
+/// System calls that open and read a disk image besides, whatever its format: a raw image is read by `pread64`,
+/// a qcow2 image by `preadv`. Every thread that reads images has this one list ([`ThreadKind::reads_images`]),
+/// because it must not depend on the user's choice of a format whether a filter ends the run.
+const IMAGE: &[i64] = &[
+    libc::SYS_preadv,
+    libc::SYS_readv,
+    libc::SYS_lseek,
+    // The size of a file: the C library asks for it by any of these three.
+    libc::SYS_fstat,
+    libc::SYS_newfstatat,
+    libc::SYS_statx,
+    libc::SYS_fcntl,
+];
+
+/// System calls that a disk's thread makes besides [`IMAGE`]: it writes images.
 const DISK: &[i64] = &[
     libc::SYS_pwrite64,
-    libc::SYS_preadv,
     libc::SYS_pwritev,
-    libc::SYS_readv,
     libc::SYS_fdatasync,
     libc::SYS_fsync,
     libc::SYS_fallocate,
     libc::SYS_ftruncate,
-    libc::SYS_lseek,
-    libc::SYS_fstat,
     // Room for a snapshot.
     libc::SYS_fstatfs,
-    libc::SYS_statx,
-    libc::SYS_fcntl,
 ];
 
 /// System calls that another device's thread makes besides.
@@ -139,13 +156,9 @@ const DEVICE: &[i64] = &[
     libc::SYS_fstat,
 ];
 
-/// System calls that threads of the sampler make besides: temporary files, and separate threads.
+/// System calls that threads of the sampler make besides [`IMAGE`], by which they read the guest's programs:
+/// temporary files, and separate threads.
 const SAMPLER: &[i64] = &[
-    libc::SYS_lseek,
-    libc::SYS_fstat,
-    libc::SYS_statx,
-    libc::SYS_newfstatat,
-    libc::SYS_fcntl,
     libc::SYS_pwrite64,
     libc::SYS_ftruncate,
     libc::SYS_prctl,
@@ -155,10 +168,6 @@ const SAMPLER: &[i64] = &[
     libc::SYS_getcpu,
     libc::SYS_membarrier,
 ];
-
-/// System calls that the reader of images makes besides: it reads open files, and writes to memory.
-const READER: &[i64] =
-    &[libc::SYS_preadv, libc::SYS_readv, libc::SYS_lseek, libc::SYS_fstat, libc::SYS_statx, libc::SYS_fcntl];
 
 /// System calls that only the process's first thread makes, while it builds the machine and serves the run.
 const PROCESS: &[i64] = &[
@@ -287,6 +296,12 @@ fn common() -> Result<Rules, WallError> {
     Ok(rules)
 }
 
+/// Adds what opens and reads a disk image.
+fn allow_images(rules: &mut Rules) -> Result<(), WallError> {
+    allow(rules, IMAGE);
+    allow_if(rules, libc::SYS_ioctl, vec![equals(1, BLKGETSIZE64)])
+}
+
 /// Adds the start of a thread, and no other process: `clone` with `CLONE_THREAD`. The C library uses it where
 /// the kernel has no `clone3`, whose flags a filter cannot read.
 fn allow_threads(rules: &mut Rules) -> Result<(), WallError> {
@@ -377,6 +392,9 @@ fn rules_of(kind: ThreadKind, reach: Option<&Reach>) -> Result<Rules, WallError>
     if let Some(reach) = reach {
         allow_reach(&mut rules, reach, Some(kind))?;
     }
+    if kind.reads_images() {
+        allow_images(&mut rules)?;
+    }
     match kind {
         ThreadKind::Ticker => {
             let duplicate = u64::from(libc::F_DUPFD_CLOEXEC.cast_unsigned());
@@ -419,10 +437,8 @@ fn rules_of(kind: ThreadKind, reach: Option<&Reach>) -> Result<Rules, WallError>
             allow_threads(&mut rules)?;
             allow_if(&mut rules, libc::SYS_openat, vec![masked(2, reading(), 0)])?;
         }
-        ThreadKind::Reader => {
-            allow(&mut rules, READER);
-            allow_if(&mut rules, libc::SYS_ioctl, vec![equals(1, BLKGETSIZE64)])?;
-        }
+        // It reads open files, and writes to memory.
+        ThreadKind::Reader => {}
     }
     if reach.is_some() {
         // The process's filters answer it.
@@ -442,8 +458,8 @@ fn rules_of_process() -> Result<Rules, WallError> {
     for calls in [DISK, DEVICE, SAMPLER, PROCESS] {
         allow(&mut rules, calls);
     }
-    let requests = vec![masked(1, TYPE_MASK, KVMIO), equals(1, FIONBIO), equals(1, BLKGETSIZE64)];
-    allow_if(&mut rules, libc::SYS_ioctl, requests)?;
+    allow_images(&mut rules)?;
+    allow_if(&mut rules, libc::SYS_ioctl, vec![masked(1, TYPE_MASK, KVMIO), equals(1, FIONBIO)])?;
     allow_threads(&mut rules)?;
     allow_files(&mut rules)?;
     Ok(rules)
@@ -456,7 +472,9 @@ fn rules_of_attached(reach: &Reach, policy: SyscallPolicy) -> Result<Rules, Wall
     for calls in [SAMPLER, WATCHER, ATTACHED] {
         allow(&mut rules, calls);
     }
-    allow_if(&mut rules, libc::SYS_ioctl, vec![equals(1, FIONBIO), equals(1, BLKGETSIZE64)])?;
+    // The first thread opens the disks, whose names a sampler's thread then reads.
+    allow_images(&mut rules)?;
+    allow_if(&mut rules, libc::SYS_ioctl, vec![equals(1, FIONBIO)])?;
     allow_reach(&mut rules, reach, None)?;
     allow_threads(&mut rules)?;
     if policy == SyscallPolicy::Refuse {
@@ -481,16 +499,39 @@ fn compile(rules: Rules, policy: SyscallPolicy) -> Result<BpfProgram, WallError>
     Ok(filter.try_into()?)
 }
 
+/// Compiles the filters of a thread, in the order in which they are applied.
+fn compile_kind(
+    kind: ThreadKind,
+    reach: Option<&Reach>,
+    policy: SyscallPolicy,
+) -> Result<Vec<BpfProgram>, WallError> {
+    let mut rules = rules_of(kind, reach)?;
+    let mut programs = Vec::new();
+    if policy == SyscallPolicy::Refuse && !rules.contains_key(&libc::SYS_openat) {
+        // A thread that opens no file gets an error, because the C library tries to on its own: before it gives
+        // the memory of a thread back, it reads /proc/sys/vm/overcommit_memory, and goes on without.
+        programs.push(answer(libc::SYS_openat, libc::EACCES)?);
+        allow(&mut rules, &[libc::SYS_openat]);
+    }
+    programs.push(compile(rules, policy)?);
+    Ok(programs)
+}
+
+/// Applies filters to the calling thread.
+fn apply(programs: &[BpfProgram]) -> Result<(), seccompiler::Error> {
+    programs.iter().try_for_each(|program| apply_filter(program))
+}
+
 /// Filters the calling thread, which is one of this kind and starts no other.
 pub(crate) fn apply_alone(kind: ThreadKind, policy: SyscallPolicy) -> Result<(), WallError> {
-    apply_filter(&compile(rules_of(kind, None)?, policy)?).map_err(WallError::Filter)
+    apply(&compile_kind(kind, None, policy)?).map_err(WallError::Filter)
 }
 
 /// Compiled filters.
 #[derive(Debug)]
 pub(crate) struct Filters {
     process: Vec<BpfProgram>,
-    threads: Vec<(ThreadKind, BpfProgram)>,
+    threads: Vec<(ThreadKind, Vec<BpfProgram>)>,
 }
 
 impl Filters {
@@ -517,13 +558,13 @@ impl Filters {
 
     /// Filters the calling thread and all that it starts.
     pub(crate) fn apply_to_process(&self) -> Result<(), seccompiler::Error> {
-        self.process.iter().try_for_each(|program| apply_filter(program))
+        apply(&self.process)
     }
 
     /// Filters the calling thread further.
     pub(crate) fn apply_to_thread(&self, kind: ThreadKind) -> Result<(), seccompiler::Error> {
         let mut own = self.threads.iter().filter(|(known, _)| *known == kind);
-        own.try_for_each(|(_, program)| apply_filter(program))
+        own.try_for_each(|(_, programs)| apply(programs))
     }
 }
 
@@ -531,8 +572,8 @@ fn compile_all(
     kinds: &[ThreadKind],
     reach: Option<&Reach>,
     policy: SyscallPolicy,
-) -> Result<Vec<(ThreadKind, BpfProgram)>, WallError> {
-    kinds.iter().map(|kind| Ok((*kind, compile(rules_of(*kind, reach)?, policy)?))).collect()
+) -> Result<Vec<(ThreadKind, Vec<BpfProgram>)>, WallError> {
+    kinds.iter().map(|kind| Ok((*kind, compile_kind(*kind, reach, policy)?))).collect()
 }
 
 #[cfg(test)]

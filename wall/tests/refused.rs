@@ -365,6 +365,9 @@ fn a_worker_has_its_files_and_sends_only_if_it_may() {
 #[test]
 fn files_of_others_are_denied() {
     assert_eq!(outcome("process passwd"), (Some(DENIED), None));
+    for name in ["disk file", "device file", "reader file"] {
+        assert_eq!(outcome(name), (Some(DENIED), None), "{name}");
+    }
 }
 
 #[test]
@@ -386,13 +389,10 @@ fn each_kind_of_thread_is_held_to_its_own_calls() {
     ] {
         is_refused(name, Some(kind), libc::SYS_socket);
     }
-    is_refused("disk file", Some(ThreadKind::Disk), libc::SYS_openat);
-    is_refused("device file", Some(ThreadKind::Device), libc::SYS_openat);
     // Made before the sampler starts.
     is_refused("sampler temporary", Some(ThreadKind::Sampler), libc::SYS_openat);
     assert_eq!(outcome("vcpu thread"), KILLED);
     is_refused("reader socket", Some(ThreadKind::Reader), libc::SYS_socket);
-    is_refused("reader file", Some(ThreadKind::Reader), libc::SYS_openat);
     assert_eq!(outcome("reader thread"), KILLED);
 }
 

@@ -172,8 +172,19 @@ fn a_disk_whose_tables_are_wrong_is_refused_behind_the_wall() {
     // By the reader of images, before the VM is looked for.
     let mut attach = vprof(["attach", "2147483647", "--disk"]);
     refused(&attach.arg(&disk).output().unwrap(), 1, &["web.qcow2"]);
-    std::fs::write(&disk, vec![0; 1 << 20]).unwrap();
+}
+
+#[test]
+fn disks_of_every_format_are_opened_behind_the_wall() {
+    run_as_vmm();
+    let test = "half::disks_of_every_format_are_opened_behind_the_wall";
+    let Some(vm) = TestVm::start(test) else { return };
+    let directory = tempfile::tempdir().unwrap();
+    let file = |name: &str| directory.path().join(name);
+    let qcow2 = file("web.qcow2");
+    let Some(raw) = support::ext4_qcow2(directory.path(), &qcow2) else { return };
     let mut attach = vprof(["attach", &vm.pid(), "-q", "-d", "300ms", "-o"]);
-    let output = attach.arg(&profile).arg("--disk").arg(&disk).output().unwrap();
+    let output =
+        attach.arg(file("a.vprof")).arg("--disk").arg(&raw).arg("--disk").arg(&qcow2).output().unwrap();
     assert!(output.status.success(), "{}", stderr(&output));
 }

@@ -191,6 +191,18 @@ pub fn ext4(directory: &Path, image: &Path) {
     assert!(made.success());
 }
 
+/// Makes `image`, a qcow2 image with an empty ext4 file system, from a raw one that it leaves in `directory`.
+/// Returns the raw image; `None` if `qemu-img` is not there and the tests go on without.
+pub fn ext4_qcow2(directory: &Path, image: &Path) -> Option<PathBuf> {
+    let (root, raw) = (directory.join("root"), directory.join("raw.img"));
+    std::fs::create_dir(&root).unwrap();
+    ext4(&root, &raw);
+    let mut convert = testkit::tool("qemu-img")?;
+    let status = convert.args(["convert", "-f", "raw", "-O", "qcow2"]).args([&*raw, image]).status().unwrap();
+    assert!(status.success());
+    Some(raw)
+}
+
 /// Makes a directory that looks like the portable host's, and one with a `qemu-system-x86_64` that is this
 /// script. The script's process id is `$$`.
 pub fn fake_host(directory: &Path, script: &str) -> (PathBuf, PathBuf) {

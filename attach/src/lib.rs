@@ -43,6 +43,8 @@
 //!
 //! The process's `SIGRTMIN + 6` belongs to this crate: it ends a thread's wait for a stop.
 
+#![warn(clippy::print_stdout, clippy::print_stderr)]
+
 mod activity;
 mod attachment;
 mod bpf;

@@ -12,7 +12,7 @@ use text::units::rounded;
 
 use crate::args::{DEFAULT_PROFILE, DiffArgs, OLDER_PROFILE};
 use crate::errors::{Error, ExitCode, UsageError};
-use crate::output::{OutputTarget, write_json};
+use crate::output::{OutputTarget, ignore_closed_pipe, write_json};
 use crate::pager::page;
 use crate::render::{PageLayout, all_for_zero, diff as render, summary};
 
@@ -28,16 +28,17 @@ pub fn command(args: &DiffArgs) -> Result<ExitCode, Error> {
     if let Some(path) = &args.flamegraph {
         flamegraph(path, args.force, &first, &second, &filter)?;
     }
-    if args.json {
-        write_json(&diff)?;
+    let printed = if args.json {
+        write_json(&diff)
     } else {
         let rows = all_for_zero(args.rows);
         let text = match args.markdown {
             true => render::markdown(&diff, rows),
             false => render::render(&diff, rows, PageLayout::stdout()),
         };
-        page(&text)?;
-    }
+        page(&text)
+    };
+    ignore_closed_pipe(printed)?;
     Ok(args.fail_above.map_or(ExitCode::Done, |limit| judged(&diff, limit)))
 }
 
@@ -67,7 +68,7 @@ fn judged(diff: &Diff, limit: GrowthLimit) -> ExitCode {
         return ExitCode::Done;
     }
     let what = if diff.whole.command { "CPU time of the command" } else { "CPU time" };
-    eprintln!("vprof: more than --fail-above allows: {what} grew {}", render::growth(time));
+    text::stderr_line!("vprof: more than --fail-above allows: {what} grew {}", render::growth(time));
     ExitCode::Expectation
 }
 
@@ -84,7 +85,7 @@ fn judged_rows(diff: &Diff, limit: f64) -> ExitCode {
     let more = grown.len().saturating_sub(SHOWN);
     let more = if more > 0 { format!(" and {more} more") } else { String::new() };
     let named = grown.iter().take(SHOWN).cloned().collect::<Vec<_>>().join(", ");
-    eprintln!("vprof: more than --fail-above allows: {named}{more}");
+    text::stderr_line!("vprof: more than --fail-above allows: {named}{more}");
     ExitCode::Expectation
 }
 

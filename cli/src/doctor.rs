@@ -1,9 +1,10 @@
 //! `vprof doctor`: the features of this machine, and the host that `run` uses because of them.
 
-use std::io::Write;
+use std::io::{self, Write};
 use std::time::Duration;
 
-use host::choice::{Host, HostChoice, Kvm, Portable, choose};
+use host::HostError;
+use host::choice::{Chosen, Host, HostChoice, Kvm, Portable, choose};
 use host::portable::bundle::HOW_TO_BUILD;
 use serde_json::{Value, json};
 use vmm::KvmError;
@@ -11,7 +12,7 @@ use vmm::kvm_check::RingSpeeds;
 
 use crate::args::DoctorArgs;
 use crate::errors::{Error, ExitCode};
-use crate::output::stdout_error;
+use crate::output::{ignore_closed_pipe, stdout_error};
 use crate::render::TextStyle;
 
 /// One finding about this machine.
@@ -50,36 +51,38 @@ pub fn command(args: &DoctorArgs) -> Result<ExitCode, Error> {
     let kvm = Kvm::probe();
     let portable = Portable::find(args.portable_host.as_deref());
     let chosen = choose(HostChoice::Auto, args.portable_host.as_deref(), Duration::ZERO);
-    let mut out = std::io::stdout().lock();
-    if args.json {
-        let value = to_json(&kvm, &portable, &chosen);
-        writeln!(out, "{value:#}").map_err(stdout_error)?;
+    let printed = if args.json {
+        writeln!(io::stdout().lock(), "{:#}", to_json(&kvm, &portable, &chosen))
     } else {
-        let style = TextStyle::for_stream(std::io::IsTerminal::is_terminal(&out));
-        for line in kvm_lines(&kvm).into_iter().chain(portable_lines(&portable)) {
-            write_line(&mut out, style, &line).map_err(stdout_error)?;
-        }
-        let verdict = match &chosen {
-            Ok(chosen) => format!("`vprof run` uses the host `{}`: {}.", chosen.name(), chosen.why),
-            // The reasons are above.
-            Err(_) => {
-                "`vprof run` can't run guests here, neither by KVM nor in the portable host.".to_owned()
-            }
-        };
-        writeln!(out, "\n{}", style.bold(&verdict)).map_err(stdout_error)?;
-        if matches!(&chosen, Ok(c) if matches!(c.host, Host::Portable(_))) {
-            writeln!(
-                out,
-                                "Times measured in the portable host are those of an emulated machine; relative shares are still \
-                                 meaningful."
-            )
-            .map_err(stdout_error)?;
-        }
-    }
+        print(&kvm, &portable, &chosen)
+    };
+    ignore_closed_pipe(printed.map_err(stdout_error))?;
     Ok(if chosen.is_ok() { ExitCode::Done } else { ExitCode::NoHypervisor })
 }
 
-fn write_line(out: &mut impl Write, style: TextStyle, line: &HostFinding) -> std::io::Result<()> {
+fn print(kvm: &Kvm, portable: &Portable, chosen: &Result<Chosen, HostError>) -> io::Result<()> {
+    let mut out = io::stdout().lock();
+    let style = TextStyle::for_stream(io::IsTerminal::is_terminal(&out));
+    for line in kvm_lines(kvm).into_iter().chain(portable_lines(portable)) {
+        write_line(&mut out, style, &line)?;
+    }
+    let verdict = match chosen {
+        Ok(chosen) => format!("`vprof run` uses the host `{}`: {}.", chosen.name(), chosen.why),
+        // The reasons are above.
+        Err(_) => "`vprof run` can't run guests here, neither by KVM nor in the portable host.".to_owned(),
+    };
+    writeln!(out, "\n{}", style.bold(&verdict))?;
+    if matches!(chosen, Ok(c) if matches!(c.host, Host::Portable(_))) {
+        writeln!(
+            out,
+            "Times measured in the portable host are those of an emulated machine; relative shares are still \
+             meaningful."
+        )?;
+    }
+    Ok(())
+}
+
+fn write_line(out: &mut impl Write, style: TextStyle, line: &HostFinding) -> io::Result<()> {
     let mark = format!("{:>4}", line.state.mark());
     let mark = if line.state == FindingState::No { style.bold(&mark) } else { mark };
     let text = format!("{:<28}{}", line.what, line.found);
@@ -189,7 +192,7 @@ fn portable_lines(portable: &Portable) -> Vec<HostFinding> {
     vec![qemu, bundle]
 }
 
-fn to_json(kvm: &Kvm, portable: &Portable, chosen: &Result<host::choice::Chosen, host::HostError>) -> Value {
+fn to_json(kvm: &Kvm, portable: &Portable, chosen: &Result<Chosen, HostError>) -> Value {
     let (present, permitted) = presence(kvm);
     let capabilities = kvm.state.as_ref().ok();
     let speeds = kvm.native.as_ref().and_then(|s| s.as_ref().ok());

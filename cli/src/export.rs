@@ -108,7 +108,7 @@ fn finish(output: OutputTarget, args: &ExportArgs, format: Format) -> Result<Exi
     let file = fs::metadata(&args.output).ok().filter(|file| file.is_file());
     if let Some(file) = file.filter(|_| !args.quiet && io::stderr().is_terminal()) {
         let size = units::bytes(file.len());
-        eprintln!("vprof: {} has {size}, in format {format}", Shown(&args.output));
+        text::stderr_line!("vprof: {} has {size}, in format {format}", Shown(&args.output));
     }
     Ok(ExitCode::Done)
 }

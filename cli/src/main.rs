@@ -6,6 +6,10 @@
 //! same program is that host's inner half ([`host::portable::inner`]); as the init of a guest of the
 //! self-test, it is all of that guest's programs ([`selftest::guest`]).
 
+// The macros of the standard library panic where nobody reads, which replaces the exit code: see
+// `text::stderr_line!` and `output::write_text`.
+#![warn(clippy::print_stdout, clippy::print_stderr)]
+
 mod agent;
 mod annotate;
 mod args;
@@ -44,13 +48,14 @@ mod terminal;
 mod top;
 
 use std::error::Error as _;
-use std::io::{self, Write as _};
+use std::io;
 use std::num::{IntErrorKind, ParseIntError};
 use std::path::PathBuf;
 use std::process::ExitCode;
 
 use clap::error::{ContextKind, ContextValue};
 use clap::{CommandFactory, FromArgMatches};
+use text::message::write_stderr;
 use text::suggest::suggest;
 
 use args::{Cli, CliCommand, ImageCommand};
@@ -62,7 +67,7 @@ static ALLOCATOR: symbols::counted::CountingAllocator = symbols::counted::Counti
 fn main() -> ExitCode {
     // Before there is another thread, and before anything is opened.
     if let Err(error) = ::attach::capabilities::confine_process() {
-        eprintln!("vprof: cannot drop capabilities: {error}");
+        text::stderr_line!("vprof: cannot drop capabilities: {error}");
         return ExitCode::FAILURE;
     }
     if host::portable::inner::is_inner() {
@@ -82,12 +87,12 @@ fn main() -> ExitCode {
     let configured = match config::apply(Cli::command(), &words) {
         Ok(configured) => configured,
         Err(error) => {
-            eprintln!("vprof: {error}");
+            text::stderr_line!("vprof: {error}");
             return ExitCode::from(errors::ExitCode::Usage.number());
         }
     };
     for warning in &configured.warnings {
-        eprintln!("vprof: {warning}; this is ignored");
+        text::stderr_line!("vprof: {warning}; this is ignored");
     }
     let parsed = args::with_short_help(configured.command).try_get_matches_from(&words).and_then(|matches| {
         let mut cli = Cli::from_arg_matches(&matches)?;
@@ -113,7 +118,7 @@ fn main() -> ExitCode {
         CliCommand::AttachHalf { .. } | CliCommand::Agent(_) | CliCommand::AgentRecorders
     ) && let Err(error) = ::attach::capabilities::drop_all()
     {
-        eprintln!("vprof: cannot drop capabilities: {error}");
+        text::stderr_line!("vprof: cannot drop capabilities: {error}");
         return ExitCode::FAILURE;
     }
     let result = match cli.command {
@@ -153,7 +158,7 @@ fn main() -> ExitCode {
         Ok(code) => ExitCode::from(code.number()),
         Err(error) if error.is_broken_pipe() => ExitCode::SUCCESS,
         Err(error) => {
-            eprintln!("vprof: {error}");
+            text::stderr_line!("vprof: {error}");
             ExitCode::from(error.exit_code().number())
         }
     }
@@ -186,19 +191,22 @@ fn without_far_tip(mut error: clap::Error) -> clap::Error {
 fn unparsed(error: clap::Error, file: Option<PathBuf>) -> ExitCode {
     let error = without_far_tip(error);
     let printed = match number_of_words(&error) {
-        Some(text) => io::stderr().lock().write_all(text.as_bytes()),
+        Some(text) => {
+            write_stderr(&text);
+            Ok(())
+        }
         None => error.print(),
     };
     match printed {
         // The reader of the help may have gone.
         Err(failed) if !error.use_stderr() && failed.kind() != io::ErrorKind::BrokenPipe => {
-            eprintln!("vprof: {}", output::stdout_error(failed));
+            text::stderr_line!("vprof: {}", output::stdout_error(failed));
             return ExitCode::FAILURE;
         }
         _ => {}
     }
     if let Some(file) = file {
-        eprintln!("The value is in the configuration {}.", text::message::Shown(&file));
+        text::stderr_line!("The value is in the configuration {}.", text::message::Shown(&file));
     }
     ExitCode::from(u8::try_from(error.exit_code()).unwrap_or(errors::ExitCode::Usage.number()))
 }

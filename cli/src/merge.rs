@@ -23,7 +23,7 @@ pub fn command(args: &MergeArgs) -> Result<ExitCode, Error> {
     if args.json {
         write_json(&merged)?;
     } else if !args.quiet {
-        eprintln!("vprof: {} has {}", Shown(&args.output), contents(&merged));
+        text::stderr_line!("vprof: {} has {}", Shown(&args.output), contents(&merged));
     }
     Ok(ExitCode::Done)
 }

@@ -177,6 +177,15 @@ impl<W: Write> Write for JsonOutput<W> {
     }
 }
 
+/// Accepts that the reader of standard output has left, as `head -1` does. For commands whose exit code is a
+/// verdict, because the verdict must not depend on how much of the output is read.
+pub fn ignore_closed_pipe(printed: Result<(), Error>) -> Result<(), Error> {
+    match printed {
+        Err(error) if error.is_broken_pipe() => Ok(()),
+        other => other,
+    }
+}
+
 /// Makes the error of a failed write to standard output.
 pub fn stdout_error(source: io::Error) -> Error {
     Error::System { action: "write to standard output", source }

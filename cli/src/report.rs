@@ -11,11 +11,12 @@ use profile::report::{
 use profile::{Filter, Profile, Report, Sort};
 use serde::Serialize;
 use text::csv::Formulas;
+use text::message::write_stderr;
 
 use crate::args::ReportArgs;
 use crate::browse;
 use crate::errors::{Error, ExitCode, UsageError};
-use crate::output::{stdout_error, write_json};
+use crate::output::{stdout_error, write_json, write_text};
 use crate::pager::{page, page_long};
 use crate::render::timehist::WriteError;
 use crate::render::{
@@ -70,7 +71,9 @@ pub fn command(args: &ReportArgs) -> Result<ExitCode, Error> {
         return Err(Error::NoData(args.profile.clone()));
     }
     if args.sort == Sort::Total && !report.by.as_ref().is_some_and(Breakdown::is_code) {
-        eprintln!("vprof: only tables of code have totals (--by function, ...); --sort total is ignored");
+        text::stderr_line!(
+            "vprof: only tables of code have totals (--by function, ...); --sort total is ignored"
+        );
     }
     report.sort(args.sort);
     if args.json {
@@ -208,14 +211,12 @@ fn request(args: &ReportArgs) -> Request {
 /// Prints the summary of a whole profile.
 pub fn print_summary(path: &Path, to_stderr: bool) -> Result<(), Error> {
     let report = read(path, &Filter::default())?;
-    let written = if to_stderr {
-        let page = PageLayout::for_stream(io::stderr().is_terminal());
-        io::stderr().lock().write_all(summary::render(&report, path, SUMMARY_ROWS, page).as_bytes())
-    } else {
-        let page = PageLayout::stdout();
-        io::stdout().lock().write_all(summary::render(&report, path, SUMMARY_ROWS, page).as_bytes())
-    };
-    written.map_err(stdout_error)
+    let render = |page| summary::render(&report, path, SUMMARY_ROWS, page);
+    if to_stderr {
+        write_stderr(&render(PageLayout::for_stream(io::stderr().is_terminal())));
+        return Ok(());
+    }
+    write_text(&render(PageLayout::stdout()))
 }
 
 /// Prints the whole profile's report as JSON.

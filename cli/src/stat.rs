@@ -45,7 +45,10 @@ pub fn command(args: &StatArgs) -> Result<ExitCode, Error> {
         return Ok(ExitCode::Done);
     }
     if first.complete {
-        eprintln!("vprof: the run of {} has ended: these are its final figures", Shown(&args.profile));
+        text::stderr_line!(
+            "vprof: the run of {} has ended: these are its final figures",
+            Shown(&args.profile)
+        );
         show(args, &first, false)?;
         return Ok(ExitCode::Done);
     }
@@ -53,7 +56,7 @@ pub fn command(args: &StatArgs) -> Result<ExitCode, Error> {
     loop {
         let now = next(&before, args.display, &read)?;
         let Some(now) = now else {
-            eprintln!("vprof: the run has ended: it has written nothing for {} s", SILENT.as_secs());
+            text::stderr_line!("vprof: the run has ended: it has written nothing for {} s", SILENT.as_secs());
             return Ok(ExitCode::Done);
         };
         show(args, &now.since(&before), args.live)?;

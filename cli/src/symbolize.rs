@@ -18,7 +18,7 @@ use text::units;
 
 use crate::args::{DebugArgs, SymbolizeArgs};
 use crate::errors::{Error, ExitCode, UsageError};
-use crate::output::{write_json, write_text};
+use crate::output::{ignore_closed_pipe, write_json, write_text};
 use crate::render::{table, terminal_columns};
 
 /// Returns to the line's start and erases it (ECMA-48: EL).
@@ -30,11 +30,7 @@ pub fn command(args: &SymbolizeArgs) -> Result<ExitCode, Error> {
         return Err(UsageError::NoDebugPlaces.into());
     };
     let result = watched(&args.profile, &places, io::stderr().is_terminal())?;
-    if args.json {
-        write_json(&result)?;
-    } else {
-        write_text(&render(&result))?;
-    }
+    ignore_closed_pipe(if args.json { write_json(&result) } else { write_text(&render(&result)) })?;
     match result.unanswered {
         files if files > 0 && result.found.is_empty() => Err(Error::NoAnswer(files)),
         _ => Ok(ExitCode::Done),
@@ -53,7 +49,7 @@ pub fn add_names(profile: &Path, places: &DebugFiles, quiet: bool) -> Result<(),
         Ok(_) => Ok(()),
         Err(error @ EditError::Profile(_)) => Err(error.into()),
         Err(error) => {
-            eprintln!("vprof: no names were added: {error}");
+            text::stderr_line!("vprof: no names were added: {error}");
             Ok(())
         }
     }
@@ -78,7 +74,7 @@ pub fn add_names_of_servers(profile: &Path, quiet: bool) -> bool {
         Ok(None) => return false,
         Err(error) => {
             if !quiet {
-                eprintln!("vprof: no server was asked for names: {}", escaped(&error.to_string()));
+                text::stderr_line!("vprof: no server was asked for names: {}", escaped(&error.to_string()));
             }
             return false;
         }

@@ -4,6 +4,7 @@ mod support;
 
 use std::fs;
 use std::path::Path;
+use std::process::Stdio;
 
 use profile::store::ProfileWriter;
 use support::{
@@ -185,6 +186,36 @@ fn help_that_cannot_be_written_is_a_failure() {
     let output = vprof(["--help"]).stdout(full).output().unwrap();
     assert_eq!(output.status.code(), Some(1));
     assert!(stderr(&output).contains("can't write to standard output"), "{}", stderr(&output));
+}
+
+#[test]
+fn an_exit_code_is_the_same_if_nobody_reads() {
+    let directory = directory();
+    // Like `| true`: the reader has left before the first line.
+    let unread = || {
+        let (reader, writer) = std::io::pipe().unwrap();
+        drop(reader);
+        Stdio::from(writer)
+    };
+    let full = || Stdio::from(fs::OpenOptions::new().write(true).open("/dev/full").unwrap());
+    for (words, code) in [
+        (&["report", "gone.vprof"][..], 1),
+        (&["repotr"], 2),
+        (&["report", "--rows", "many"], 2),
+        (&["diff", "--by", "process", "--fail-above", "40pt", "--single"], 3),
+    ] {
+        for (name, stdout, stderr) in [
+            ("2>/dev/full", Stdio::null(), full()),
+            ("2> >(true)", Stdio::null(), unread()),
+            ("2>&1 | true", unread(), unread()),
+            ("| true", unread(), Stdio::null()),
+        ] {
+            let mut command = vprof(words);
+            let status =
+                command.current_dir(directory.path()).stdout(stdout).stderr(stderr).status().unwrap();
+            assert_eq!(status.code(), Some(code), "{words:?} {name}");
+        }
+    }
 }
 
 #[test]

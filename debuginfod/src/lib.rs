@@ -6,6 +6,8 @@
 //! A crate for itself: it has the only connection to other machines, with TLS, and the process with the guest
 //! does not call it.
 
+#![warn(clippy::print_stdout, clippy::print_stderr)]
+
 mod config;
 mod http;
 #[cfg(test)]

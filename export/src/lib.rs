@@ -13,6 +13,8 @@
 //! [`write()`] reads the chosen part of a profile as a [`Recording`] and passes it to the format's module.
 //! All text of the guest goes through [`text::clean`] first. Nothing here knows a terminal or a file.
 
+#![warn(clippy::print_stdout, clippy::print_stderr)]
+
 mod bootchart;
 mod csv;
 mod firefox;

@@ -14,6 +14,8 @@
 //! [`spec`] is a run as plain data, [`protocol`] everything that crosses a wire, [`guest`] the one way to run
 //! a guest, [`link`] its connection with a watcher, [`choice`] the decision where it runs.
 
+#![warn(clippy::print_stdout, clippy::print_stderr)]
+
 pub mod attached;
 pub mod choice;
 mod connection;

@@ -11,6 +11,8 @@
 //! A kernel file gets its initrd from another file. Everything is checked as far as possible before a machine
 //! is built, so that an error names the wrong file, where otherwise the guest would hang.
 
+#![warn(clippy::print_stdout, clippy::print_stderr)]
+
 mod boot;
 mod choice;
 pub mod command;

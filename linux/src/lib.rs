@@ -19,6 +19,8 @@
 //! the guest runs on. Only [`CurrentReader::read`] and [`StackReader::copy`] are made for the moment of a
 //! sample.
 
+#![warn(clippy::print_stdout, clippy::print_stderr)]
+
 mod accounting;
 mod btf;
 mod clock;

@@ -10,6 +10,8 @@
 //!
 //! No KVM, no guest and no other process is needed here: profiles are read on any Linux machine.
 
+#![warn(clippy::print_stdout, clippy::print_stderr)]
+
 pub mod boot;
 mod calls;
 pub mod diff;

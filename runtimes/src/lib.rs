@@ -14,6 +14,8 @@
 //! All structures belong to the guest and may be hostile: each offset is checked when a plan is made, each
 //! list and walk is bounded, and a walk that contradicts itself ends with that reason.
 
+#![warn(clippy::print_stdout, clippy::print_stderr)]
+
 mod code;
 mod copies;
 #[cfg(any(test, feature = "fixture"))]

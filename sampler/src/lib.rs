@@ -1,6 +1,8 @@
 //! Sampling of vCPUs: the randomized clock, the per-vCPU record path, and the collector that writes the
 //! profile's rows.
 
+#![warn(clippy::print_stdout, clippy::print_stderr)]
+
 mod attached;
 #[cfg(feature = "bench")]
 pub mod bench;

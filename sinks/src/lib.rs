@@ -12,6 +12,8 @@
 //! until then, and tries again later. Certificates are checked by the system's authorities; TLS is `rustls`
 //! with `ring`.
 
+#![warn(clippy::print_stdout, clippy::print_stderr)]
+
 mod address;
 mod error;
 mod object;

@@ -8,6 +8,8 @@
 //!                                  └──── [`elf`] ────────┴── [`go`]
 //! ```
 
+#![warn(clippy::print_stdout, clippy::print_stderr)]
+
 mod address;
 pub mod bytes;
 pub mod cfi;

@@ -3,6 +3,8 @@
 //!
 //! A leaf: depends on no other crate of vprof.
 
+#![warn(clippy::print_stdout, clippy::print_stderr)]
+
 pub mod clean;
 pub mod csv;
 pub mod message;

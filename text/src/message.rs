@@ -1,8 +1,23 @@
 //! Parts of messages.
 
 use std::fmt;
-use std::io;
+use std::io::{self, Write as _};
 use std::path::Path;
+
+/// Writes text to standard error, all at once. A failure is ignored because there is no place left to report it;
+/// the exit code still says how the command ended.
+pub fn write_stderr(text: &str) {
+    let _failed = io::stderr().lock().write_all(text.as_bytes());
+}
+
+/// Writes a line to standard error, with the arguments of `format!`. Use it in place of `eprintln!`, which panics
+/// if nobody reads: `vprof report gone.vprof 2>&1 | true` would exit with 101, and not with the documented code.
+#[macro_export]
+macro_rules! stderr_line {
+    ($($arguments:tt)*) => {
+        $crate::message::write_stderr(&(::std::format!($($arguments)*) + "\n"))
+    };
+}
 
 /// A path in a message; control characters are shown as escapes.
 #[derive(Debug)]

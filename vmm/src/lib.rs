@@ -16,6 +16,8 @@
 //! The process's `SIGRTMIN + 4` and `SIGRTMIN + 5` belong to this crate. The first is the signal of the vCPU
 //! timers. The second makes vCPUs leave KVM_RUN when the machine ends or is paused.
 
+#![warn(clippy::print_stdout, clippy::print_stderr)]
+
 mod acpi;
 mod boot;
 mod bus;

@@ -15,6 +15,8 @@
 //! started has a [`ProgramWall`], without a filter, and so has the worker of an agent ([`enter_worker`]). The
 //! kernel evaluates the filters at each system call.
 
+#![warn(clippy::print_stdout, clippy::print_stderr)]
+
 mod files;
 mod filter;
 mod program;

@@ -96,8 +96,9 @@ fn known_stacks(spooled: &SpooledWindow) -> Result<KnownStacks, Error> {
 fn read(vm: &LakeVm, path: &Path) -> Option<LakeProfile> {
     let profile = Profile::open(path).map_err(Error::from);
     let contents = profile.and_then(|profile| Ok(LakeProfile::read(&profile)?));
-    let left_out =
-        |error: &Error| eprintln!("vprof: the recording of {} is left out: {error}", escaped(&vm.name));
+    let left_out = |error: &Error| {
+        text::stderr_line!("vprof: the recording of {} is left out: {error}", escaped(&vm.name))
+    };
     contents.inspect_err(left_out).ok()
 }
 

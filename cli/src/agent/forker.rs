@@ -365,11 +365,11 @@ fn start(options: &AttachArgs, order: &RecorderOrder) -> io::Result<ForkedChild>
     fork_child(None, &[], || match begin(parent).map(|()| attach::command(&args)) {
         Ok(Ok(code)) => code.number(),
         Ok(Err(error)) => {
-            eprintln!("{error}");
+            text::stderr_line!("{error}");
             error.exit_code().number()
         }
         Err(error) => {
-            eprintln!("cannot start: {error}");
+            text::stderr_line!("cannot start: {error}");
             ExitCode::Failed.number()
         }
     })

@@ -202,7 +202,7 @@ impl<'a> Agent<'a> {
         let shared = SharedCounters::default();
         if let Some(address) = args.metrics {
             let own = metrics::serve(address, SharedCounters::clone(&shared))?;
-            eprintln!("vprof: counters are at http://{own}/metrics");
+            text::stderr_line!("vprof: counters are at http://{own}/metrics");
         }
         let mut group = args.label.clone();
         group.sort_unstable();
@@ -312,7 +312,7 @@ impl<'a> Agent<'a> {
         if !attached && self.costs.host.adapt(share) {
             let rate = units::rate(self.args.rate * self.costs.host.get());
             let least = if self.costs.host.is_least() { ", the least" } else { "" };
-            eprintln!(
+            text::stderr_line!(
                 "vprof: own CPU time is {} of the host's (--budget {}): the rate is {rate}{least}",
                 percent(share),
                 percent(self.costs.budget)
@@ -326,7 +326,7 @@ impl<'a> Agent<'a> {
                 let factor = self.costs.guests.entry(vm.id.clone()).or_insert(budget);
                 if factor.adapt(stopped) {
                     let rate = self.args.rate * factor.get();
-                    eprintln!(
+                    text::stderr_line!(
                         "vprof: {} is stopped for {} of its time (--guest-budget {}): its rate is at most {}",
                         escaped(&vm.name),
                         percent(stopped),

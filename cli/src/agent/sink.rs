@@ -65,7 +65,7 @@ impl SentTotals {
     /// Counts refused requests, and prints the first message about them.
     pub fn refused(&mut self, count: u64, message: &str) {
         if self.refused == 0 {
-            eprintln!("vprof: {message}");
+            text::stderr_line!("vprof: {message}");
         }
         self.refused += count;
     }

@@ -57,7 +57,7 @@ pub fn command(args: &AttachArgs) -> Result<ExitCode, Error> {
     };
     if !args.recording.quiet {
         for sentence in &vm.sentences {
-            eprintln!("vprof: {}", escaped(sentence));
+            text::stderr_line!("vprof: {}", escaped(sentence));
         }
     }
     let label = escaped(&vm.label).into_owned();
@@ -117,7 +117,7 @@ async fn profile(
 fn conclude(args: &AttachArgs, recorded: Recorded) -> Result<ExitCode, Error> {
     // Failures at the end were reported.
     if !args.recording.quiet && recorded.outcome.trouble.is_empty() {
-        eprintln!("vprof: {}", recorded.outcome.end.sentence());
+        text::stderr_line!("vprof: {}", recorded.outcome.end.sentence());
     }
     let alerts = recorded.outcome.totals.alerts;
     let mut recording = args.recording.clone();
@@ -127,7 +127,7 @@ fn conclude(args: &AttachArgs, recorded: Recorded) -> Result<ExitCode, Error> {
     }
     if args.watch.is_some() && !recording.quiet {
         let seen = if alerts == 0 { "no stall was seen".to_owned() } else { counted(alerts.into(), "stall") };
-        eprintln!("vprof: --watch: {seen}");
+        text::stderr_line!("vprof: --watch: {seen}");
     }
     recorded.conclude(&recording, |recorded| match &recorded.outcome.totals.sink_error {
         Some(error) => Err(Error::Sink(error.clone())),

@@ -17,13 +17,14 @@ use serde::{Deserialize, Serialize};
 
 use crate::args::{BootArgs, RunArgs};
 use crate::errors::{Error, ExitCode, UsageError};
-use crate::output::{OutputTarget, write_json, write_text};
+use crate::output::{OutputTarget, ignore_closed_pipe, write_json, write_text};
 use crate::render::PageLayout;
 use crate::run::{self, repeat};
 use crate::spread::ValueSpread;
 use crate::symbolize;
 use baseline::BootBaseline;
 use check::BootCheck;
+use text::message::write_stderr;
 use text::units;
 use verdict::{BootFacts, BootVerdict};
 use vmm::MachineEnd;
@@ -81,21 +82,24 @@ pub fn command(args: &BootArgs) -> Result<ExitCode, Error> {
         if outcome.boots.iter().all(|attempt| attempt.verdict == BootVerdict::Up) {
             BootBaseline::from_outcome(&outcome).write(path)?;
         } else {
-            eprintln!("vprof: the baseline is not written: not all boots came up");
+            text::stderr_line!("vprof: the baseline is not written: not all boots came up");
         }
     }
     if let Some(path) = &args.junit {
         replace(path, &junit::render(&outcome))?;
     }
-    if args.run.recording.json {
-        write_json(&outcome)?;
+    let printed = if args.run.recording.json {
+        write_json(&outcome)
     } else if args.md {
-        write_text(&markdown::render(&outcome))?;
+        write_text(&markdown::render(&outcome))
     } else if !args.run.recording.quiet {
-        write_text(&render::outcome(&outcome, PageLayout::stdout()))?;
-    }
+        write_text(&render::outcome(&outcome, PageLayout::stdout()))
+    } else {
+        Ok(())
+    };
+    ignore_closed_pipe(printed)?;
     if !outcome.passed {
-        eprint!("{}", failed(&outcome));
+        write_stderr(&failed(&outcome));
     }
     Ok(if outcome.passed { ExitCode::Done } else { ExitCode::Expectation })
 }
@@ -144,7 +148,7 @@ fn boots(args: &BootArgs, baseline: Option<&BootBaseline>) -> Result<BootOutcome
         }
         let attempt = boot(args, &run)?;
         if times > 1 && !args.run.recording.quiet {
-            eprintln!("vprof: boot {n} of {times}: {}", text::clean::escaped(&attempt.sentence));
+            text::stderr_line!("vprof: boot {n} of {times}: {}", text::clean::escaped(&attempt.sentence));
         }
         let interrupted = attempt.verdict == BootVerdict::Interrupted;
         boots.push(attempt);
@@ -200,7 +204,7 @@ fn boot(args: &BootArgs, run: &RunArgs) -> Result<BootAttempt, Error> {
         if resets && ended.outcome.totals.seen.until_ns.is_none() && reboots < args.reboots {
             reboots += 1;
             if !run.recording.quiet {
-                eprintln!(
+                text::stderr_line!(
                     "vprof: the guest reset itself after {:.2} s and is started again",
                     evidence.duration_s
                 );

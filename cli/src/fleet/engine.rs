@@ -135,7 +135,7 @@ fn rows(output: Option<impl Read>) -> io::Result<Option<Vec<AnswerRow>>> {
     }
     if left_out > 0 {
         let [left_out, most] = [left_out, MOST_ROWS as u64].map(units::count);
-        eprintln!(
+        text::stderr_line!(
             "vprof: {left_out} rows of the answer are left out, beyond the first {most}: ask for a part"
         );
     }

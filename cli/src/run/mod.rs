@@ -84,11 +84,11 @@ pub fn once(args: &RunArgs, triggers: Vec<RunTrigger>) -> Result<Recorded, Error
             .chain([&chosen.sentence()])
             .chain(cost.as_ref().map(trips::Cost::sentence))
         {
-            eprintln!("vprof: {sentence}");
+            text::stderr_line!("vprof: {sentence}");
         }
         let is_watched = matches!(streams.console, ConsoleTarget::None) && !args.recording.top;
         if is_watched && terminal::is_interactive() && io::stderr().is_terminal() {
-            eprintln!("vprof: {CONSOLE_HINT}");
+            text::stderr_line!("vprof: {CONSOLE_HINT}");
         }
     }
     if matches!(chosen.host, Host::Tcg(_)) {

@@ -21,6 +21,7 @@ use super::screen::{ConsoleTarget, ProgressMode, RunScreen};
 use super::{output, serial};
 use crate::args::{RecordingArgs, file_identity};
 use crate::errors::{Error, ExitCode, UsageError};
+use crate::output::ignore_closed_pipe;
 use crate::terminal::{ESCAPE, KeyReader, RawMode};
 use crate::top::{self, own_run::ViewThread};
 use crate::{report, symbolize};
@@ -149,18 +150,18 @@ impl<'a> Recording<'a> {
                 screens.console.close();
                 // Whether it stays is the writer's decision.
                 if !args.quiet && file_identity(&args.output).is_some_and(|found| Some(found) != before) {
-                    eprintln!("vprof: {} has what was recorded until then", Shown(&args.output));
+                    text::stderr_line!("vprof: {} has what was recorded until then", Shown(&args.output));
                 }
                 return Err(error);
             }
         };
         for (screen, whose) in [(&screens.console, "console"), (&screens.output, "command")] {
             if let Some(error) = screen.close() {
-                eprintln!("vprof: the {whose}'s output is incomplete: {}", Reason(&error));
+                text::stderr_line!("vprof: the {whose}'s output is incomplete: {}", Reason(&error));
             }
         }
         for sentence in &outcome.trouble {
-            eprintln!("vprof: {}", text::clean::escaped(sentence));
+            text::stderr_line!("vprof: {}", text::clean::escaped(sentence));
         }
         Ok(Recorded {
             outcome,
@@ -191,10 +192,7 @@ impl Recorded {
         };
         let summary = named.and_then(|()| summarize(args, self.stdout_taken));
         let code = expect(args, &self.outcome, code(&self)?);
-        match summary {
-            Err(error) if !error.is_broken_pipe() => Err(error),
-            _ => Ok(code),
-        }
+        ignore_closed_pipe(summary).map(|()| code)
     }
 }
 
@@ -241,7 +239,7 @@ fn run_to_end<F: Future<Output = Result<Outcome, Error>>>(
     let raw = match keys {
         KeySource::Terminal => {
             if !args.quiet {
-                eprintln!("vprof: the console takes all keys; Ctrl-] ends the run");
+                text::stderr_line!("vprof: the console takes all keys; Ctrl-] ends the run");
             }
             Some(RawMode::enter().map_err(terminal_error)?)
         }
@@ -264,7 +262,7 @@ fn run_to_end<F: Future<Output = Result<Outcome, Error>>>(
     // A run that the user has ended needs no second key.
     let stays = outcome.is_ok() && !interrupted;
     if let Some(failed) = view.and_then(|view| view.finish(stays)) {
-        eprintln!("vprof: there was no live view: {failed}");
+        text::stderr_line!("vprof: there was no live view: {failed}");
     }
     screen.release();
     let mut last_lines = Vec::new();
@@ -357,7 +355,7 @@ fn serve(args: &RecordingArgs, run: server::Run) -> Result<Option<Server>, Error
         (Err(error), Some(path)) => Err(Error::file("make the socket", path, error)),
         (Err(error), None) => {
             if args.verbose {
-                eprintln!("vprof: no control socket: {}", Reason(&error));
+                text::stderr_line!("vprof: no control socket: {}", Reason(&error));
             }
             Ok(None)
         }
@@ -453,9 +451,9 @@ fn summarize(args: &RecordingArgs, console_on_stdout: bool) -> Result<(), Error>
     }
     report::print_summary(&args.output, console_on_stdout)?;
     let path = Shown(&args.output);
-    eprintln!("vprof: the profile is in {path}; `vprof report {path}` shows this again");
+    text::stderr_line!("vprof: the profile is in {path}; `vprof report {path}` shows this again");
     if args.older.is_some() {
-        eprintln!("vprof: the one before is in {}", Shown(&output::older_name(&args.output)));
+        text::stderr_line!("vprof: the one before is in {}", Shown(&output::older_name(&args.output)));
     }
     Ok(())
 }
@@ -467,19 +465,23 @@ fn expect(args: &RecordingArgs, outcome: &Outcome, code: ExitCode) -> ExitCode {
     let seen = outcome.totals.seen;
     if let Some(start) = args.start_when.as_ref().filter(|_| seen.start_ns.is_none()) {
         let start = text::clean::escaped(&start.to_string()).into_owned();
-        eprintln!("vprof: the run ended before {start} was seen (--start-when): nothing was sampled");
+        text::stderr_line!(
+            "vprof: the run ended before {start} was seen (--start-when): nothing was sampled"
+        );
         return if code == ExitCode::Done { ExitCode::Expectation } else { code };
     }
     if let Some(stop) = args.stop_when.as_ref().filter(|_| seen.stop_ns.is_none() && !args.quiet) {
         let stop = text::clean::escaped(&stop.to_string()).into_owned();
-        eprintln!("vprof: the run ended before {stop} was seen (--stop-when): it was sampled to its end");
+        text::stderr_line!(
+            "vprof: the run ended before {stop} was seen (--stop-when): it was sampled to its end"
+        );
     }
     let Some(missed) =
         args.until_precision.and_then(|wanted| missed(wanted, outcome.totals.precision.as_ref()))
     else {
         return code;
     };
-    eprintln!("vprof: {missed}");
+    text::stderr_line!("vprof: {missed}");
     if code == ExitCode::Done { ExitCode::Expectation } else { code }
 }
 

@@ -27,7 +27,7 @@ pub use machine::MachineFacts;
 
 use crate::args::{Cli, CliCommand, RunArgs, SelftestArgs};
 use crate::errors::{Error, ExitCode, UsageError};
-use crate::output::{write_json, write_text};
+use crate::output::{ignore_closed_pipe, write_json, write_text};
 use crate::render::PageLayout;
 use crate::run;
 use crate::run::recording::Recorded;
@@ -78,7 +78,7 @@ pub fn command(args: &SelftestArgs) -> Result<ExitCode, Error> {
     let portable = args.portable_host.as_deref();
     let chosen = choice::choose(args.host, portable, args.host_timeout)?;
     let kernel = payload::find_kernel(args.kernel.as_deref(), portable)?;
-    eprintln!("vprof: {}", chosen.sentence());
+    text::stderr_line!("vprof: {}", chosen.sentence());
     let emulated = matches!(chosen.host, Host::Portable(_));
     let temporary =
         tempfile::tempdir().map_err(|e| Error::file("create a directory in", &std::env::temp_dir(), e))?;
@@ -91,7 +91,7 @@ pub fn command(args: &SelftestArgs) -> Result<ExitCode, Error> {
     };
     let mut finished = Vec::new();
     for planned in plan(emulated) {
-        eprintln!("vprof: guest {} of 3: {}", finished.len() + 1, planned.name);
+        text::stderr_line!("vprof: guest {} of 3: {}", finished.len() + 1, planned.name);
         finished.push(run_guest(args, &planned, &kernel, &directory)?);
     }
     let [shares, switches, unsampled] = finished.as_slice() else {
@@ -110,11 +110,10 @@ pub fn command(args: &SelftestArgs) -> Result<ExitCode, Error> {
         kernel_file: kernel,
         checks,
     };
-    if args.json {
-        write_json(&outcome)?;
-    } else {
-        write_text(&render::render(&outcome, PageLayout::stdout()))?;
-    }
+    ignore_closed_pipe(match args.json {
+        true => write_json(&outcome),
+        false => write_text(&render::render(&outcome, PageLayout::stdout())),
+    })?;
     Ok(if outcome.passed { ExitCode::Done } else { ExitCode::Failed })
 }
 

@@ -114,7 +114,7 @@ pub fn start_child(name: &str, body: impl FnOnce() -> io::Result<()>) -> io::Res
             let code = match body() {
                 Ok(()) => 0,
                 Err(error) => {
-                    eprintln!("{}: {error}", name.to_string_lossy());
+                    text::stderr_line!("{}: {error}", name.to_string_lossy());
                     1
                 }
             };

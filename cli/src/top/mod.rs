@@ -47,7 +47,7 @@ pub fn command(args: &TopArgs) -> Result<ExitCode, Error> {
         show(&mut run, &mut state).await
     })?;
     if let Some(reason) = state.ended {
-        eprintln!("vprof: {reason}");
+        text::stderr_line!("vprof: {reason}");
     }
     Ok(ExitCode::Done)
 }

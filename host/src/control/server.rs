@@ -98,7 +98,7 @@ impl Server {
             match started {
                 Ok(started) => *place.lock().unwrap_or_else(PoisonError::into_inner) = Some(started),
                 // The client sees that the connection is closed.
-                Err(error) => eprintln!("vprof: the control socket has failed: {}", Reason(&error)),
+                Err(error) => text::stderr_line!("vprof: the control socket has failed: {}", Reason(&error)),
             }
         });
         Ok(Self { socket, waiting: waiting.abort_handle(), thread })

@@ -43,7 +43,7 @@ pub fn main() -> ! {
         // host as soon as it has the outcome or the error.
         Ok(()) => std::thread::sleep(READ_LIMIT),
         // To the host's console.
-        Err(error) => eprintln!("vprof: {error}"),
+        Err(error) => text::stderr_line!("vprof: {error}"),
     }
     nix::unistd::sync();
     let _ = reboot(RebootMode::RB_POWER_OFF);

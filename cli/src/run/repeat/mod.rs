@@ -8,6 +8,7 @@ use std::path::{Path, PathBuf};
 use profile::report::{Estimate, Report};
 use profile::{Filter, Profile};
 use serde::{Deserialize, Serialize};
+use text::message::write_stderr;
 use text::units;
 
 use super::one;
@@ -82,7 +83,7 @@ fn with_number(path: &Path, n: u32) -> PathBuf {
 /// Warns that a run may depend on the disk writes of the runs before.
 pub fn warn_of_writes(args: &RunArgs) {
     if !(args.snapshot || args.read_only || args.recording.quiet) {
-        eprintln!(
+        text::stderr_line!(
             "vprof: a run starts with the disk contents that the run before left; with --snapshot all start with the same"
         );
     }
@@ -107,19 +108,19 @@ pub fn command(args: &RunArgs, times: u32) -> Result<ExitCode, Error> {
             own.console = Some(PathBuf::from("none"));
         }
         if !args.recording.quiet {
-            eprintln!("vprof: run {n} of {times}");
+            text::stderr_line!("vprof: run {n} of {times}");
         }
         let run = one(&own)?;
         if run.interrupted {
             return Err(Error::Interrupted);
         }
         if run.code != ExitCode::Done {
-            eprintln!("vprof: run {n} of {times} ended with code {}; stopping", run.code.number());
+            text::stderr_line!("vprof: run {n} of {times} ended with code {}; stopping", run.code.number());
             return Ok(run.code);
         }
         let found = measure(&own)?;
         if !args.recording.quiet {
-            eprintln!("vprof: run {n} of {times} {}", sentence(&found));
+            text::stderr_line!("vprof: run {n} of {times} {}", sentence(&found));
         }
         measured.push(found);
         profiles.push(own.recording.output);
@@ -129,7 +130,7 @@ pub fn command(args: &RunArgs, times: u32) -> Result<ExitCode, Error> {
         write_json(&repeated)?;
     } else if !args.recording.quiet {
         let text = render::render(&repeated, PageLayout::stdout());
-        if args.command.is_empty() { write_text(&text)? } else { eprint!("{text}") }
+        if args.command.is_empty() { write_text(&text)? } else { write_stderr(&text) }
     }
     Ok(ExitCode::Done)
 }

@@ -156,7 +156,7 @@ fn a_call_outside_of_a_filter_ends_the_run_and_qemu() {
         let (status, message) = run.end();
         assert_eq!(status.code(), Some(1), "{name}: {message}");
         let sentence = format!(
-            "the guest's process ended: {thread} made the system call 41, which its filter refuses"
+            "the guest's process ended: {thread} made the system call socket, which its filter refuses"
         );
         assert!(message.contains(&sentence), "{name}: {message}");
         assert!(run.samples().is_some_and(|samples| samples > 0), "{name}: {message}");

@@ -16,7 +16,7 @@ use serde::Serialize;
 use text::clean::escaped;
 use tokio::sync::watch;
 use vmm::host_kernel;
-use wall::{REPORT_BYTES, RefusedCall};
+use wall::{REFUSAL_ADVICE, REPORT_BYTES, RefusedCall};
 
 /// Sentences of a process with foreign bytes, with each line escaped.
 #[derive(Debug)]
@@ -230,7 +230,7 @@ pub(crate) fn refused_call(mut report: io::PipeReader, status: ExitStatus) -> Op
         return Some(RefusedCall::from_report(bytes).to_string());
     }
     (status.signal() == Some(libc::SIGSYS))
-        .then(|| "it made a system call that its filter refuses".to_owned())
+        .then(|| format!("it made a system call that its filter refuses: {REFUSAL_ADVICE}"))
 }
 
 /// Waits for `run`, which needs a process to end. Once the run is to end, continues that process, which a

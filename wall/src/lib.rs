@@ -19,13 +19,14 @@
 
 mod files;
 mod filter;
+mod names;
 mod program;
 mod report;
 mod rights;
 
 pub use filter::{SyscallPolicy, ThreadKind};
 pub use program::ProgramWall;
-pub use report::{REPORT_BYTES, RefusedCall};
+pub use report::{REFUSAL_ADVICE, REPORT_BYTES, RefusedCall};
 
 use std::os::fd::OwnedFd;
 use std::path::{Path, PathBuf};

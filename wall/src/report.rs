@@ -7,10 +7,14 @@ use std::sync::atomic::{AtomicI32, Ordering};
 
 use nix::errno::Errno;
 
-use crate::{ThreadKind, WallError};
+use crate::{ThreadKind, WallError, names};
 
 /// Length of a report, bytes.
 pub const REPORT_BYTES: usize = 8;
+/// What a refused system call means for the user. It is no advice to everybody to go on without filters,
+/// because a guest that attacks vprof could provoke the message.
+pub const REFUSAL_ADVICE: &str = "this is a fault of vprof, unless the guest or its disk attacks it; \
+                                  if you trust both, `--seccomp off` goes around it";
 /// Exit status after a report; the report itself says more.
 const EXIT_STATUS: libc::c_int = 159;
 
@@ -50,7 +54,8 @@ impl RefusedCall {
 impl std::fmt::Display for RefusedCall {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
         let thread = self.kind.map_or("a thread", ThreadKind::words);
-        write!(f, "{thread} made the system call {}, which its filter refuses", self.number)
+        let call = names::name(self.number).map_or_else(|| self.number.to_string(), str::to_owned);
+        write!(f, "{thread} made the system call {call}, which its filter refuses: {REFUSAL_ADVICE}")
     }
 }
 
@@ -108,7 +113,22 @@ mod tests {
             let call = RefusedCall { kind, number: 41 };
             assert_eq!(RefusedCall::from_report(call.to_report()), call);
         }
-        let call = RefusedCall { kind: Some(ThreadKind::Vcpu), number: 41 };
-        assert_eq!(call.to_string(), "a vCPU's thread made the system call 41, which its filter refuses");
+    }
+
+    #[test]
+    fn a_refused_call_has_its_name_and_what_to_do() {
+        for (kind, number, words) in [
+            (
+                Some(ThreadKind::Sampler),
+                295,
+                "a sampler's thread made the system call preadv, which its filter",
+            ),
+            (None, 0, "a thread made the system call read, which its filter"),
+            (None, 441, "a thread made the system call epoll_pwait2, which its filter"),
+            (Some(ThreadKind::Vcpu), 99_999, "a vCPU's thread made the system call 99999, which its filter"),
+        ] {
+            let sentence = RefusedCall { kind, number }.to_string();
+            assert!(sentence.starts_with(words) && sentence.ends_with(REFUSAL_ADVICE), "{sentence}");
+        }
     }
 }

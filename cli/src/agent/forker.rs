@@ -32,6 +32,7 @@ use nix::sys::signalfd::{SfdFlags, SignalFd};
 use nix::sys::socket::{MsgFlags, recv};
 use nix::unistd::Pid;
 use serde::{Deserialize, Serialize};
+use wall::SyscallPolicy;
 
 use super::recorder::{RecorderPlan, end_with_parent, wait_for};
 use crate::args::{AttachArgs, Cli, CliCommand, Engine, VmChoice};
@@ -61,6 +62,7 @@ pub struct RecorderOrder {
     duration: Duration,
     max_size: u64,
     engine: Engine,
+    seccomp: SyscallPolicy,
     takes_over: bool,
     profile: Vec<u8>,
     tables: Vec<u8>,
@@ -78,6 +80,7 @@ impl RecorderOrder {
             duration,
             max_size: plan.max_size,
             engine: plan.engine,
+            seccomp: plan.seccomp,
             takes_over: plan.takes_over,
             profile: bytes(&plan.profile),
             tables: bytes(&plan.tables),
@@ -349,6 +352,7 @@ fn start(options: &AttachArgs, order: &RecorderOrder) -> io::Result<ForkedChild>
     let mut args = options.clone();
     args.vm.vm = Some(VmChoice::Pid(order.pid));
     args.vm.engine = order.engine;
+    args.seccomp = order.seccomp;
     args.takes_over = order.takes_over;
     args.tables = Some(path(&order.tables));
     args.half = HalfStart::Copy;
@@ -437,6 +441,7 @@ mod tests {
             rest: Duration::from_secs(5),
             max_size: 1 << 20,
             engine: Engine::Bpf,
+            seccomp: SyscallPolicy::Off,
             takes_over: true,
         };
         let order = RecorderOrder::new(&plan, Duration::from_secs(9), 5);

@@ -16,6 +16,7 @@ use host::control::place;
 use host::protocol::Request;
 use nix::sys::signal::Signal;
 use profile::live::{Span, View};
+use wall::SyscallPolicy;
 
 use super::forker::{RecorderEnd, RecorderForker, RecorderOrder};
 use crate::args::Engine;
@@ -47,6 +48,8 @@ pub struct RecorderPlan {
     pub max_size: u64,
     /// Way of sampling.
     pub engine: Engine,
+    /// Fate of an unexpected system call.
+    pub seccomp: SyscallPolicy,
     /// The recorder of the window before still records the machine, and ends when this one is ready.
     pub takes_over: bool,
 }

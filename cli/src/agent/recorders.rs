@@ -170,6 +170,7 @@ impl Agent<'_> {
                 rest,
                 max_size: share.max(LEAST_SIZE),
                 engine: self.args.engine,
+                seccomp: self.args.seccomp,
                 takes_over: self.recorders_of(&machine.vm.id).next().is_some(),
             };
             let recorder = Recorder::start(plan, &self.forker);

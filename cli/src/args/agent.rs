@@ -6,10 +6,11 @@ use std::time::Duration;
 
 use clap::Args;
 use sinks::SinkAddress;
+use wall::SyscallPolicy;
 
 use super::TEMPLATE;
 use super::attach::Engine;
-use super::parse::{parse_label, parse_rate, parse_share, parse_size, parse_window};
+use super::parse::{parse_label, parse_rate, parse_share, parse_size, parse_window, policy_parser};
 
 const EXAMPLES: &str = "\
 Examples:
@@ -92,6 +93,11 @@ pub struct AgentArgs {
     /// Way of sampling, as of `vprof attach`
     #[arg(long, value_enum, value_name = "ENGINE", default_value_t)]
     pub engine: Engine,
+
+    /// Filter of the system calls of the processes that read the guests: at an unexpected call `on` ends the
+    /// recording, and `log` has the kernel log it; `off` allows all (docs/security.md)
+    #[arg(long, value_name = "WHAT", value_parser = policy_parser(), default_value = "on")]
+    pub seccomp: SyscallPolicy,
 
     /// Address at which counters for Prometheus are served
     #[arg(long, value_name = "IP:PORT")]

@@ -6,9 +6,10 @@ use std::time::Duration;
 use clap::Args;
 use host::choice::HostChoice;
 use text::parse::positive_time;
+use wall::SyscallPolicy;
 
 use super::TEMPLATE;
-use super::parse::host_parser;
+use super::parse::{host_parser, policy_parser};
 
 const EXAMPLES: &str = "\
 Examples:
@@ -48,6 +49,11 @@ pub struct SelftestArgs {
     /// Give up on the portable host when it has been silent for this long
     #[arg(long, value_name = "TIME", default_value = "60s", value_parser = positive_time)]
     pub host_timeout: Duration,
+
+    /// Filter of the system calls of the guests' process: at an unexpected call `on` ends the run, and `log`
+    /// has the kernel log it; `off` allows all (docs/security.md)
+    #[arg(long, value_name = "WHAT", value_parser = policy_parser(), default_value = "on")]
+    pub seccomp: SyscallPolicy,
 
     /// Keep the profiles of the guests in this directory, which is created if it does not exist
     #[arg(long, value_name = "DIR")]

@@ -193,6 +193,7 @@ fn run_args(
     run.host = args.host;
     run.portable_host = args.portable_host.clone();
     run.host_timeout = args.host_timeout;
+    run.seccomp = args.seccomp;
     run.retry = Some(REPEATS);
     run.console = Some(PathBuf::from("none"));
     run.exact = planned.exact;
@@ -207,6 +208,8 @@ fn run_args(
 
 #[cfg(test)]
 mod tests {
+    use wall::SyscallPolicy;
+
     use super::*;
 
     #[test]
@@ -216,6 +219,7 @@ mod tests {
             host: HostChoice::Portable,
             portable_host: Some("/p".into()),
             host_timeout: Duration::from_secs(7),
+            seccomp: SyscallPolicy::Off,
             keep: None,
             json: false,
         };
@@ -225,6 +229,7 @@ mod tests {
         let run = arguments(&shares);
         assert_eq!((run.image.as_path(), run.initrd.as_deref()), (Path::new("/k"), Some(Path::new("/i"))));
         assert_eq!((run.host, run.host_timeout), (HostChoice::Portable, Duration::from_secs(7)));
+        assert_eq!(run.seccomp, SyscallPolicy::Off);
         assert!(run.recording.quiet && !run.exact && arguments(&switches).exact);
         let outputs = [&shares, &switches, &unsampled].map(|planned| arguments(planned).recording.output);
         assert_eq!(outputs[2], Path::new("/d/rarely-sampled.vprof"));

@@ -2,14 +2,19 @@
 
 mod roles;
 
+use std::sync::Arc;
 use std::time::Duration;
 
-use attach::{AttachError, AttachEvent, Attachment, AttachmentEnd, EngineChoice, PauseCause, Target};
-use roles::{
-    MOST, Recorder, Role, SOON, has_ended, is_held, killed_profilers_leave_nothing, kvm, loops_are_seen,
-    play, profile, state, stopped_profilers_hold_nothing, thread_named, traced, try_to_hold,
+use attach::{
+    AttachError, AttachEvent, Attachment, AttachmentEnd, EngineChoice, HELD_LIMIT_MS, PauseCause, Target,
 };
-use testkit::eventually;
+use roles::{
+    CHECKSUM, Found, LONG_CHECKSUM, MOST, Progress, Recorder, Role, SOON, checksum, checksum_code,
+    guest_continues, has_ended, interruptions, is_held, killed_profilers_leave_nothing, kvm, loops_are_seen,
+    play, profile, state, stopped_profilers_hold_nothing, thread_named, traced, try_to_hold, within_ticks,
+};
+use testkit::{eventually, repetitions};
+use vmm::{Machine, MachineEnd, Unobserved, VmConfig};
 
 #[test]
 fn ticks_find_the_guest_where_it_is() {
@@ -19,8 +24,28 @@ fn ticks_find_the_guest_where_it_is() {
     let [_, second] = loops_are_seen(EngineChoice::Ptrace, &vm);
     // The second vCPU waits for an INIT that nobody sends: it is observed without a stop, except one a
     // second, and for those that come before its thread has blocked again.
-    assert!(second.halted > 200 && second.ticks() == 0, "{second:?}");
+    assert_eq!(second.ticks(), 0, "{second:?}");
     assert!(second.suspended_ns.len() < 20, "{} stops", second.suspended_ns.len());
+}
+
+#[test]
+fn a_guest_computes_the_checksum() {
+    const FEW: u64 = 1_000_000;
+    play();
+    let Some(_one) = kvm() else { return };
+    let config = VmConfig { memory_bytes: 64 << 20, ..VmConfig::flat(checksum_code(FEW)) };
+    let machine = Machine::start(config, |_| Unobserved).unwrap();
+    let ended = machine.wait(Some(SOON)).unwrap();
+    assert_eq!(ended.end, MachineEnd::Exited(checksum(FEW)));
+}
+
+#[test]
+#[ignore = "a minute of one CPU: --all"]
+fn the_constants_are_checksums() {
+    play();
+    for (iterations, sum) in [CHECKSUM, LONG_CHECKSUM] {
+        assert_eq!(checksum(iterations), sum, "{iterations} iterations");
+    }
 }
 
 #[test]
@@ -62,7 +87,8 @@ fn a_vcpu_that_a_debugger_holds_is_not_the_profilers() {
         scope.spawn(move || {
             // Between two stops of the profiler.
             eventually("the debugger's turn", SOON, || try_to_hold(thread).then_some(()));
-            std::thread::sleep(Duration::from_secs(1));
+            // The debugger holds the vCPU for longer than the guard lets a profiler hold it.
+            std::thread::sleep(Duration::from_millis(2 * u64::from(HELD_LIMIT_MS)));
         });
     });
     assert!(!has_ended(&mut profiler));
@@ -76,8 +102,8 @@ fn a_profiler_that_its_terminal_stops_holds_no_vcpu() {
     let test = "a_profiler_that_its_terminal_stops_holds_no_vcpu";
     let vm = Role::start(test, "vmm loops");
     let mut profiler = Role::start(test, &format!("guarded {test} {} ", vm.pid()));
-    for stop in 0..100_u64 {
-        std::thread::sleep(Duration::from_micros(1_000 + stop * 37));
+    for stop in 0..interruptions() {
+        within_ticks(stop);
         profiler.signal(libc::SIGTSTP);
         eventually("stop", SOON, || (state(profiler.pid()) == 'T').then_some(()));
         assert!(!is_held(vm.pid()), "at stop {stop}");
@@ -86,10 +112,7 @@ fn a_profiler_that_its_terminal_stops_holds_no_vcpu() {
     }
     assert!(!has_ended(&mut profiler));
     drop(profiler);
-    assert!(
-        profile(EngineChoice::Ptrace, vm.pid(), Duration::from_secs(1))[0].ticks() > 100,
-        "the guest continues"
-    );
+    guest_continues(EngineChoice::Ptrace, vm.pid());
 }
 
 /// Control group that is removed at the end.
@@ -108,8 +131,17 @@ impl Group {
         Some(Self(at))
     }
 
-    fn freeze(&self, frozen: bool) {
-        std::fs::write(format!("{}/cgroup.freeze", self.0), if frozen { "1" } else { "0" }).unwrap();
+    /// Freezes its processes; returns once none of them runs.
+    fn freeze(&self) {
+        std::fs::write(format!("{}/cgroup.freeze", self.0), "1").unwrap();
+        let events = format!("{}/cgroup.events", self.0);
+        eventually("frozen processes", SOON, || {
+            std::fs::read_to_string(&events).unwrap().contains("frozen 1").then_some(())
+        });
+    }
+
+    fn thaw(&self) {
+        std::fs::write(format!("{}/cgroup.freeze", self.0), "0").unwrap();
     }
 }
 
@@ -130,18 +162,17 @@ fn a_profiler_in_a_frozen_group_holds_no_vcpu_for_long() {
     let vm = Role::start(test, "vmm loops");
     let start = || Role::start(test, &format!("guarded {test} {} {}", vm.pid(), group.0));
     let (mut profiler, mut held) = (start(), 0);
-    for stop in 0..40_u64 {
-        std::thread::sleep(Duration::from_micros(1_000 + stop * 97));
-        group.freeze(true);
-        std::thread::sleep(Duration::from_millis(20));
+    for stop in 0..repetitions(15, 40) {
+        within_ticks(stop);
+        group.freeze();
         if is_held(vm.pid()) {
             held += 1;
             eventually("end of the stop", SOON, || (!is_held(vm.pid())).then_some(()));
-            group.freeze(false);
+            group.thaw();
             eventually("end of the profiler", SOON, || has_ended(&mut profiler).then_some(()));
             profiler = start();
         } else {
-            group.freeze(false);
+            group.thaw();
         }
     }
     assert!(held > 0, "no freeze came within a stop: nothing was tested");
@@ -173,18 +204,16 @@ fn a_vcpu_that_waits_for_a_page_is_blocked_and_not_halted() {
     play();
     let Some(_one) = kvm() else { return };
     let vm = Role::start("a_vcpu_that_waits_for_a_page_is_blocked_and_not_halted", "vmm page");
-    let seen = profile(EngineChoice::Ptrace, vm.pid(), Duration::from_secs(1));
-    let blocked = seen[0].missed.get("blocked in the VMM").copied().unwrap_or(0);
-    assert!(blocked > 100 && seen[0].halted == 0, "{seen:?}");
-    assert!(seen[1].halted > 100, "the other one is halted: {seen:?}");
+    let seen = profile(EngineChoice::Ptrace, vm.pid(), [(Found::BlockedInVmm, 100), (Found::Halt, 100)]);
+    assert_eq!(seen[0].halted, 0, "{seen:?}");
 }
 
 #[test]
 fn the_end_of_the_vmm_is_the_end() {
     play();
     let Some(_one) = kvm() else { return };
-    let (vm, attached) = attached("the_end_of_the_vmm_is_the_end", "vmm loops");
-    std::thread::sleep(Duration::from_millis(300));
+    let (vm, attached, progress) = attached("the_end_of_the_vmm_is_the_end", "vmm loops");
+    progress[0].wait_for(Found::Code, 100);
     drop(vm);
     assert_ended(attached, AttachmentEnd::ProcessEnded);
 }
@@ -194,7 +223,7 @@ fn a_vmm_that_executes_another_program_has_no_machine_any_longer() {
     play();
     let Some(_one) = kvm() else { return };
     let test = "a_vmm_that_executes_another_program_has_no_machine_any_longer";
-    let (mut vm, attached) = attached(test, "vmm exec");
+    let (mut vm, attached, _) = attached(test, "vmm exec");
     vm.say_word();
     assert_ended(attached, AttachmentEnd::VcpusEnded);
 }
@@ -213,11 +242,13 @@ fn a_machine_that_ends_before_its_first_tick_is_an_error() {
     assert!(matches!(&error, AttachError::Ended { pid, .. } if *pid == vm.pid()), "{error}");
 }
 
-/// A VMM that was started for the test, and its profiler, which ticks every 200 us.
-fn attached(test: &str, role: &str) -> (Role, Attachment<Recorder>) {
+/// Starts a VMM for the test, and its profiler, which ticks every 200 us and shows its progress on both vCPUs.
+fn attached(test: &str, role: &str) -> (Role, Attachment<Recorder>, [Arc<Progress>; 2]) {
     let vm = Role::start(test, role);
     let target = Target::find(vm.pid(), MOST, None).unwrap();
-    (vm, Attachment::start(target, |_| Recorder::new(Duration::from_micros(200))).unwrap())
+    let progress = [(); 2].map(|()| Arc::default());
+    let recorder = |vcpu: usize| Recorder::watched(Duration::from_micros(200), &progress[vcpu]);
+    (vm, Attachment::start(target, recorder).unwrap(), progress)
 }
 
 /// Waits for the end, which happens without a request.
@@ -231,20 +262,21 @@ fn assert_ended(attached: Attachment<Recorder>, end: AttachmentEnd) {
 fn a_vmm_that_is_stopped_is_waited_for() {
     play();
     let Some(_one) = kvm() else { return };
-    let (vm, attached) = attached("a_vmm_that_is_stopped_is_waited_for", "vmm loops");
+    let (vm, attached, progress) = attached("a_vmm_that_is_stopped_is_waited_for", "vmm loops");
     let wait_for = |wanted: AttachEvent| {
         eventually(&format!("{wanted:?}"), SOON, || attached.take_events().contains(&wanted).then_some(()));
-        std::thread::sleep(Duration::from_millis(300));
     };
     vm.signal(libc::SIGSTOP);
     wait_for(AttachEvent::Paused(PauseCause::Signal));
+    for vcpu in &progress {
+        vcpu.wait_for(Found::Pause, 50);
+    }
     vm.signal(libc::SIGCONT);
     wait_for(AttachEvent::Resumed);
-    let seen = attached.wait().unwrap().observers;
-    for vcpu in &seen {
-        assert!(vcpu.missed.get("paused").is_some_and(|ticks| *ticks > 50), "{vcpu:?}");
-    }
-    assert!(seen[0].ticks() > 50, "it continues: {seen:?}");
+    // It continues.
+    let before = progress[0].of(Found::Code);
+    progress[0].wait_for(Found::Code, before + 50);
+    assert_eq!(attached.wait().unwrap().observers.len(), 2);
 }
 
 #[test]

@@ -5,8 +5,9 @@ mod roles;
 use std::collections::{HashMap, HashSet};
 use std::io::Read;
 use std::process::Command;
+use std::sync::Arc;
 use std::sync::atomic::{AtomicU32, Ordering};
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
 use attach::{
     AttachError, AttachEvent, Attachment, AttachmentEnd, EngineChoice, ExitDetail, HostFrameKind, HostState,
@@ -14,8 +15,8 @@ use attach::{
 };
 use roles::plug::NUMBER;
 use roles::{
-    MOST, Recorder, Role, SECOND, SOON, exits_code, killed_profilers_leave_nothing, kvm, loops_are_seen,
-    play, profile, state, stopped_profilers_hold_nothing, thread_named,
+    Found, MOST, Recorder, Role, SECOND, SOON, exits_code, killed_profilers_leave_nothing, kvm,
+    loops_are_seen, play, profile, state, stopped_profilers_hold_nothing, thread_named, within_ticks,
 };
 use testkit::{OwnProcess, eventually};
 use vmm::config::FLAT_ENTRY;
@@ -31,7 +32,7 @@ fn samples_find_the_guest_where_it_is() {
     let vm = Role::start("samples_find_the_guest_where_it_is", "vmm loops");
     let [first, second] = loops_are_seen(EngineChoice::Bpf, &vm);
     // The second vCPU waits for an INIT that nobody sends.
-    assert!(second.halted > 200 && second.ticks() == 0, "{second:?}");
+    assert_eq!(second.ticks(), 0, "{second:?}");
     assert!(first.suspended_ns.is_empty() && second.suspended_ns.is_empty(), "{first:?} {second:?}");
 }
 
@@ -78,6 +79,13 @@ impl Observer<StopMemory> for Checker {
     }
 }
 
+/// Returns true once no thread of the process runs, because a signal has stopped it.
+fn is_stopped(pid: i32) -> bool {
+    let tasks = std::fs::read_dir(format!("/proc/{pid}/task")).unwrap();
+    let threads = tasks.map(|task| task.unwrap().file_name().to_str().unwrap().parse().unwrap());
+    threads.map(state).all(|state| state == 'T')
+}
+
 /// Returns how often a thread has left its CPU because it waits for something: a stop is such a wait.
 fn waits(pid: i32, thread: i32) -> u32 {
     let status = std::fs::read_to_string(format!("/proc/{pid}/task/{thread}/status")).unwrap();
@@ -90,8 +98,7 @@ fn registers_are_right_in_every_sample_and_the_vmm_sees_none() {
     play();
     let Some(_one) = kvm() else { return };
     let vm = Role::start("registers_are_right_in_every_sample_and_the_vmm_sees_none", "vmm loops");
-    let threads = profile(EngineChoice::Bpf, vm.pid(), Duration::from_millis(100));
-    let thread = threads[0].thread.unwrap().thread;
+    let thread = course_thread(&vm);
     let before = waits(vm.pid(), thread);
     let target = Target::find_by(EngineChoice::Bpf, vm.pid(), MOST, None).unwrap();
     let attached = Attachment::start(target, |_| Checker::default()).unwrap();
@@ -152,8 +159,11 @@ fn a_vmm_that_ends_within_a_sample_is_the_end() {
     for end in 0..10_u64 {
         let vm = Role::start(test, "vmm loops");
         let target = Target::find_by(EngineChoice::Bpf, vm.pid(), MOST, None).unwrap();
-        let attached = Attachment::start(target, |_| Recorder::new(Duration::from_micros(50))).unwrap();
-        std::thread::sleep(Duration::from_micros(20_000 + 17 * end));
+        let progress = Arc::default();
+        let recorder = |_| Recorder::watched(Duration::from_micros(50), &progress);
+        let attached = Attachment::start(target, recorder).unwrap();
+        progress.wait_for(Found::Code, 1);
+        within_ticks(end);
         drop(vm);
         eventually("end", SOON, || attached.has_ended().then_some(()));
         let ended = attached.wait().unwrap();
@@ -166,10 +176,8 @@ fn a_vcpu_that_waits_for_a_page_is_blocked_and_not_halted() {
     play();
     let Some(_one) = kvm() else { return };
     let vm = Role::start("a_vcpu_that_waits_for_a_page_is_blocked_and_not_halted", "vmm page");
-    let seen = profile(EngineChoice::Bpf, vm.pid(), Duration::from_secs(1));
-    let blocked = seen[0].missed.get("blocked in the VMM").copied().unwrap_or(0);
-    assert!(blocked > 100 && seen[0].halted == 0, "{seen:?}");
-    assert!(seen[1].halted > 100, "the other one is halted: {seen:?}");
+    let seen = profile(EngineChoice::Bpf, vm.pid(), [(Found::BlockedInVmm, 100), (Found::Halt, 100)]);
+    assert_eq!(seen[0].halted, 0, "{seen:?}");
 }
 
 #[test]
@@ -213,11 +221,12 @@ fn one_of_several_machines_of_a_process_is_sampled_alone() {
     for number in [1, 2] {
         let target = find(EngineChoice::Auto, Some(number)).unwrap();
         assert!(target.is_sampled(), "{}", target.engine_sentence());
-        let attached = Attachment::start(target, |_| Recorder::new(Duration::from_millis(1))).unwrap();
-        std::thread::sleep(Duration::from_secs(1));
+        let progress = Arc::default();
+        let recorder = |_| Recorder::watched(Duration::from_millis(1), &progress);
+        let attached = Attachment::start(target, recorder).unwrap();
+        progress.wait_for(Found::Code, 100);
         let seen = attached.wait().unwrap().observers;
         let rips: HashSet<u64> = seen.iter().flat_map(|vcpu| vcpu.rips.keys().copied()).collect();
-        assert!(!rips.is_empty(), "{seen:?}");
         places.push((seen.len(), rips.contains(&(FLAT_ENTRY + SECOND as u64)), rips.len()));
     }
     places.sort_unstable();
@@ -265,8 +274,10 @@ fn an_attachment_takes_over_from_another_one() {
         let choice = TargetChoice { takes_over, ..EngineChoice::Bpf.into() };
         Target::find_by(choice, vm.pid(), MOST, None)
     };
-    let recorder = |_| Recorder::new(Duration::from_millis(1));
+    let progress = Arc::default();
+    let recorder = |_| Recorder::watched(Duration::from_millis(1), &progress);
     let first = Attachment::start(find(false).unwrap(), recorder).unwrap();
+    progress.wait_for(Found::Code, 1);
     assert!(matches!(find(false).unwrap_err(), AttachError::InUse { .. }));
     let refused = Attachment::start(find(true).unwrap(), recorder).unwrap_err();
     assert!(matches!(refused, AttachError::InUse { .. }), "{refused}");
@@ -276,11 +287,12 @@ fn an_attachment_takes_over_from_another_one() {
     let mut next = find(true).unwrap();
     next.prove(Duration::from_millis(50));
     assert!(!next.reserve().unwrap());
-    assert!(first.wait().unwrap().observers[0].ticks() > 0);
+    assert_eq!(first.wait().unwrap().end, AttachmentEnd::Detached);
     eventually("the machine", SOON, || next.reserve().unwrap().then_some(()));
+    let before = progress.of(Found::Code);
     let next = Attachment::start(next, recorder).unwrap();
-    std::thread::sleep(Duration::from_millis(500));
-    assert!(next.wait().unwrap().observers[0].ticks() > 10);
+    progress.wait_for(Found::Code, before + 10);
+    assert_eq!(next.wait().unwrap().end, AttachmentEnd::Detached);
 }
 
 #[test]
@@ -290,22 +302,23 @@ fn a_vcpu_that_is_plugged_in_is_sampled_from_its_first_entry_on() {
     let mut vm = Role::start("a_vcpu_that_is_plugged_in_is_sampled_from_its_first_entry_on", "vmm plug");
     let mut target = Target::find_by(EngineChoice::Bpf, vm.pid(), MOST, None).unwrap();
     assert_eq!((target.vcpus(), target.unseen(), target.counts().len()), (2, 0, 2));
-    let recorder = || Recorder::new(Duration::from_millis(1));
-    let attached = Attachment::start(target, |_| recorder()).unwrap();
-    std::thread::sleep(Duration::from_secs(1));
+    let [at_first, later] = [Arc::default(), Arc::default()];
+    let recorder = |progress| Recorder::watched(Duration::from_millis(1), progress);
+    let attached = Attachment::start(target, |_| recorder(&at_first)).unwrap();
+    at_first.wait_for(Found::Code, 500);
     vm.say_word();
     let third = plugged(&attached).unwrap();
     assert_eq!(third.number, NUMBER);
     let course = attached.counts(third).course.unwrap();
-    attached.adopt(third, recorder()).unwrap();
+    attached.adopt(third, recorder(&later)).unwrap();
     let mut values = Vec::new();
     course.read_counters(&mut values);
     assert!(values.iter().any(|value| *value > 0), "KVM's counters: {values:?}");
-    std::thread::sleep(Duration::from_secs(1));
+    later.wait_for(Found::Code, 100);
     let ended = attached.wait().unwrap();
     assert_eq!((ended.end, ended.observers.len()), (AttachmentEnd::Detached, 3));
     let third = &ended.observers[2];
-    assert!(third.ticks() > 100 && third.stopped == 1, "{third:?}");
+    assert_eq!(third.stopped, 1, "{third:?}");
     assert!(third.rips.keys().all(|rip| *rip == FLAT_ENTRY + SECOND as u64), "{third:x?}");
     assert!(ended.observers[0].ticks() > third.ticks(), "it is there from the start: {ended:?}");
     // Its times are those of its thread.
@@ -327,19 +340,19 @@ fn a_vcpu_that_is_plugged_in_again_is_another_one() {
     let Some(_one) = kvm() else { return };
     let mut vm = Role::start("a_vcpu_that_is_plugged_in_again_is_another_one", "vmm plug again");
     let target = Target::find_by(EngineChoice::Bpf, vm.pid(), MOST, None).unwrap();
-    let recorder = || Recorder::new(Duration::from_millis(1));
-    let attached = Attachment::start(target, |_| recorder()).unwrap();
+    let attached = Attachment::start(target, |_| Recorder::new(Duration::from_millis(1))).unwrap();
     for _ in 0..2 {
         vm.say_word();
         let next = plugged(&attached).unwrap();
         assert_eq!(next.number, NUMBER);
-        attached.adopt(next, recorder()).unwrap();
-        std::thread::sleep(Duration::from_secs(1));
+        let progress = Arc::default();
+        attached.adopt(next, Recorder::watched(Duration::from_millis(1), &progress)).unwrap();
+        progress.wait_for(Found::Code, 100);
     }
     let seen = attached.wait().unwrap().observers;
     let [_, _, third, fourth] = &seen[..] else { panic!("{} vCPUs", seen.len()) };
     for vcpu in [third, fourth] {
-        assert!(vcpu.ticks() > 100 && vcpu.stopped == 1, "{vcpu:?}");
+        assert_eq!(vcpu.stopped, 1, "{vcpu:?}");
         assert!(vcpu.rips.keys().all(|rip| *rip == FLAT_ENTRY + SECOND as u64), "{vcpu:x?}");
     }
     assert_ne!(third.thread, fourth.thread);
@@ -433,8 +446,9 @@ struct PortExits {
     notes: u64,
 }
 
-/// Attaches to a VMM whose guest exits to it at two places, and returns what is counted there.
-fn exits(role: &str, test: &str) -> [PortExits; 2] {
+/// Attaches to a VMM whose guest exits to it at two places, and returns what is counted there once this many
+/// exits are noted.
+fn exits(role: &str, test: &str, noted: usize) -> [PortExits; 2] {
     let vm = Role::start(test, &format!("vmm {role}"));
     let mut target = Target::find_by(EngineChoice::Bpf, vm.pid(), MOST, None).unwrap();
     let counts = target.counts();
@@ -442,15 +456,14 @@ fn exits(role: &str, test: &str) -> [PortExits; 2] {
     let attached = Attachment::start(target, |_| Recorder::new(Duration::from_millis(1))).unwrap();
     let before = course.exits().unwrap();
     assert_eq!(course.take_notes(), [], "none before they are taken");
-    let (begin, mut notes) = (Instant::now(), Vec::new());
-    while begin.elapsed() < Duration::from_secs(3) {
-        std::thread::sleep(Duration::from_millis(5));
+    let mut notes = Vec::new();
+    eventually("notes", SOON, || {
         notes.extend(course.take_notes());
-    }
+        (notes.len() >= noted).then_some(())
+    });
     // The guest is stopped: what is counted is what is noted.
     vm.signal(libc::SIGSTOP);
-    eventually("stop", SOON, || (state(vm.pid()) == 'T').then_some(()));
-    std::thread::sleep(Duration::from_millis(50));
+    eventually("stop", SOON, || is_stopped(vm.pid()).then_some(()));
     notes.extend(course.take_notes());
     let counted = course.exits().unwrap();
     vm.signal(libc::SIGCONT);
@@ -485,8 +498,7 @@ fn exits(role: &str, test: &str) -> [PortExits; 2] {
 fn rare_exits_are_all_noted_with_the_code_that_they_come_from() {
     play();
     let Some(_one) = kvm() else { return };
-    let ports = exits("rare exits", "rare_exits_are_all_noted_with_the_code_that_they_come_from");
-    assert!(ports[0].count + ports[1].count > 100, "{ports:?}");
+    let ports = exits("rare exits", "rare_exits_are_all_noted_with_the_code_that_they_come_from", 300);
     for port in ports {
         // The first ones may have begun before.
         assert!(port.count - port.weight <= 2 && port.unnoted == 0, "{ports:?}");
@@ -503,7 +515,7 @@ fn rare_exits_are_all_noted_with_the_code_that_they_come_from() {
 fn of_frequent_exits_some_are_noted_that_count_for_all() {
     play();
     let Some(_one) = kvm() else { return };
-    let ports = exits("exits", "of_frequent_exits_some_are_noted_that_count_for_all");
+    let ports = exits("exits", "of_frequent_exits_some_are_noted_that_count_for_all", 1_500);
     for port in ports {
         assert!(port.count > 1_000 && port.notes > 100 && port.notes < port.count / 2, "{ports:?}");
         let weight = port.weight + port.unnoted;
@@ -526,14 +538,17 @@ fn exits_whose_reasons_are_not_wanted_count_for_the_times_alone() {
     let courses: Vec<_> = target.counts().into_iter().map(|counts| counts.course.unwrap()).collect();
     assert!(target.uncounted().starts_with("exits by reason"), "{}", target.uncounted());
     let shown = target.counts_vmm_times();
-    let attached = Attachment::start(target, |_| Recorder::new(Duration::from_millis(1))).unwrap();
+    let progress = Arc::default();
+    let recorder = |_| Recorder::watched(Duration::from_millis(1), &progress);
+    let attached = Attachment::start(target, recorder).unwrap();
     let course = &courses[0];
-    eventually("exits", SOON, || (course.returns()? > 1_000).then_some(()));
-    assert!(course.take_notes().is_empty() && course.exits().is_none());
-    std::thread::sleep(Duration::from_millis(100));
-    assert!(course.take_notes().is_empty() && course.exits().is_none());
+    for returns in [1_000, 2_000] {
+        eventually("exits", SOON, || (course.returns()? > returns).then_some(()));
+        assert!(course.take_notes().is_empty() && course.exits().is_none());
+    }
+    progress.wait_for(Found::Code, 10);
     assert_eq!(course.vmm_times().is_some_and(|times| times.on_cpu_ns > 0), shown);
-    assert!(attached.wait().unwrap().observers[0].ticks() > 10);
+    assert_eq!(attached.wait().unwrap().end, AttachmentEnd::Detached);
 }
 
 #[test]
@@ -546,15 +561,15 @@ fn stacks_of_the_host_have_the_functions_of_kvm_and_of_the_vmm() {
     let mut names = target.take_host_names().unwrap();
     let courses: Vec<_> = target.counts().into_iter().map(|counts| counts.course.unwrap()).collect();
     let attached = Attachment::start(target, |_| Recorder::new(Duration::from_millis(1))).unwrap();
-    let (begin, mut ticks) = (Instant::now(), [Vec::new(), Vec::new()]);
-    while begin.elapsed() < Duration::from_secs(3) {
-        std::thread::sleep(Duration::from_millis(20));
+    let mut ticks = [Vec::new(), Vec::new()];
+    eventually("ticks", SOON, || {
         for (ticks, course) in ticks.iter_mut().zip(&courses) {
             let (more, lost) = course.take_host_ticks();
             assert_eq!(lost, 0);
             ticks.extend(more);
         }
-    }
+        (ticks[0].len() >= 2_000).then_some(())
+    });
     let seen = attached.wait().unwrap().observers;
     for (ticks, course) in ticks.iter_mut().zip(&courses) {
         ticks.extend(course.take_host_ticks().0);
@@ -620,12 +635,11 @@ fn a_vcpu_whose_cpu_another_program_has_waits() {
     play();
     let Some(_one) = kvm() else { return };
     let vm = Role::start("a_vcpu_whose_cpu_another_program_has_waits", "vmm loops");
-    let first = profile(EngineChoice::Bpf, vm.pid(), Duration::from_millis(100));
-    let thread = first[0].thread.unwrap().thread;
+    let thread = course_thread(&vm);
     pin(thread, 0);
     let rival = Rival::start(0);
     let before = times(&vm, thread);
-    let seen = profile(EngineChoice::Bpf, vm.pid(), Duration::from_secs(3));
+    let seen = profile(EngineChoice::Bpf, vm.pid(), [(Found::Code, 2_000), (Found::Halt, 0)]);
     let after = times(&vm, thread);
     drop(rival);
     let [ran, waited] = [0, 1].map(|which| after[which] - before[which]);

@@ -13,6 +13,7 @@ mod plot;
 mod process;
 mod python;
 mod receiver;
+mod repetitions;
 mod terminal;
 
 pub use cache::{cache_directory, cached};
@@ -24,4 +25,5 @@ pub use plot::{LinePlot, PlotLine, PlotScale};
 pub use process::{OwnProcess, resident_kb};
 pub use python::python_packages;
 pub use receiver::{HttpAnswer, HttpReceiver, HttpRequest};
+pub use repetitions::repetitions;
 pub use terminal::Terminal;

@@ -12,11 +12,12 @@ use std::collections::HashMap;
 use std::io::{BufRead, BufReader, Read, Write};
 use std::os::unix::process::CommandExt;
 use std::process::{Child, ChildStdout, Command, Stdio};
+use std::sync::atomic::{AtomicU32, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard};
 use std::time::{Duration, Instant};
 
 use attach::{Attachment, AttachmentEnd, EngineChoice, StopMemory, Target, keep_guard};
-use testkit::eventually;
+use testkit::{eventually, repetitions};
 use vmm::config::FLAT_ENTRY;
 use vmm::{
     Activity, AttachedThread, Machine, MissReason, Observer, ThreadId, ThreadStatistics, Tick, Unobserved,
@@ -27,10 +28,13 @@ use vmm::{
 pub const SOON: Duration = Duration::from_secs(20);
 /// Variable with the role of the child.
 pub const ROLE: &str = "VPROF_TEST_ROLE";
-/// Iterations of the guest's checksum: longer than 100 profilers by ptrace take to start.
-pub const ITERATIONS: u64 = 3_000_000_000;
+/// Checksums of guests: iterations of [`checksum_code`] and the result. The results are constants because
+/// [`checksum`] takes a minute for them in a test program, which is not optimized.
+pub type Checksum = (u64, u32);
+/// Longer than 25 profilers by ptrace take to start.
+pub const CHECKSUM: Checksum = (1_000_000_000, 0x9ea6_a301);
 /// The same for profilers that load programs into the kernel.
-pub const MORE_ITERATIONS: u64 = 9_000_000_000;
+pub const LONG_CHECKSUM: Checksum = (3_000_000_000, 0xda2c_fd01);
 pub const MOST: usize = 64;
 /// Offset of the loop of a second machine.
 pub const SECOND: usize = 64;
@@ -112,8 +116,8 @@ pub fn vmm(role: &str) -> ! {
         plug::vmm(role == "plug again")
     }
     let code = match role {
-        "checksum" | "page" => checksum_code(ITERATIONS),
-        "long checksum" => checksum_code(MORE_ITERATIONS),
+        "checksum" | "page" => checksum_code(CHECKSUM.0),
+        "long checksum" => checksum_code(LONG_CHECKSUM.0),
         "exits" => exits_code(1).0,
         "rare exits" => exits_code(RARE).0,
         _ => LOOPS.to_vec(),
@@ -179,13 +183,19 @@ pub fn take_page() {
     }
 }
 
+/// Keeps a child until the test kills it, or ends.
+fn until_killed() -> ! {
+    println!("it runs");
+    // The test writes nothing: this returns when it closes the pipe.
+    std::io::copy(&mut std::io::stdin(), &mut std::io::sink()).unwrap();
+    std::process::exit(0)
+}
+
 /// Runs the other child: attaches and ticks until it is killed.
 pub fn profiler(engine: EngineChoice, pid: &str) -> ! {
     let target = Target::find_by(engine, pid.parse().unwrap(), MOST, None).unwrap();
     let _attached = Attachment::start(target, |_| Recorder::new(Duration::from_micros(200))).unwrap();
-    println!("it runs");
-    std::thread::sleep(Duration::from_secs(100));
-    std::process::exit(0)
+    until_killed()
 }
 
 /// Runs a third child: attaches with a guard and with job control, and ticks until it is killed. It enters
@@ -200,9 +210,7 @@ pub fn guarded(test: &str, pid: &str, group: &str) -> ! {
     let busy = if group.is_empty() { Duration::ZERO } else { Duration::from_micros(500) };
     let recorder = |_| Recorder { busy, ..Recorder::new(Duration::from_micros(500)) };
     let _attached = Attachment::start(target, recorder).unwrap();
-    println!("it runs");
-    std::thread::sleep(Duration::from_secs(1000));
-    std::process::exit(0)
+    until_killed()
 }
 
 /// Runs a fourth child: one that a guest has taken over. It holds a vCPU, records no stop of it, and has
@@ -216,9 +224,7 @@ pub fn liar(test: &str, pid: &str) -> ! {
     }
     std::mem::forget(target);
     assert!(try_to_hold(thread_named(pid, "vcpu 0")));
-    println!("it runs");
-    std::thread::sleep(Duration::from_secs(1000));
-    std::process::exit(0)
+    until_killed()
 }
 
 /// Stops a thread until the calling thread ends. Returns false if it has another tracer.
@@ -353,8 +359,38 @@ impl Drop for Role {
     }
 }
 
+/// What a tick of a [`Recorder`] has found, as far as tests wait for it.
+#[derive(Debug, Clone, Copy)]
+pub enum Found {
+    Code,
+    Halt,
+    BlockedInVmm,
+    Pause,
+}
+
+/// Numbers of ticks so far, by what they have found. A test waits for a number instead of a time, because a
+/// busy machine takes longer for the same number.
+#[derive(Debug, Default)]
+pub struct Progress([AtomicU32; 4]);
+
+impl Progress {
+    pub fn of(&self, found: Found) -> u32 {
+        self.0[found as usize].load(Ordering::Relaxed)
+    }
+
+    pub fn add(&self, found: Found) {
+        self.0[found as usize].fetch_add(1, Ordering::Relaxed);
+    }
+
+    /// Waits for this many ticks.
+    pub fn wait_for(&self, found: Found, ticks: u32) {
+        eventually(&format!("{ticks} ticks: {found:?}"), SOON, || (self.of(found) >= ticks).then_some(()));
+    }
+}
+
 #[derive(Debug)]
 pub struct Recorder {
+    pub progress: Arc<Progress>,
     pub interval: Duration,
     /// Time for which a tick works.
     pub busy: Duration,
@@ -372,6 +408,7 @@ pub struct Recorder {
 impl Recorder {
     pub fn new(interval: Duration) -> Self {
         Self {
+            progress: Arc::default(),
             interval,
             busy: Duration::ZERO,
             rips: HashMap::new(),
@@ -383,6 +420,11 @@ impl Recorder {
             statistics: None,
             stopped: 0,
         }
+    }
+
+    /// Makes the recorder whose progress a test waits for.
+    pub fn watched(interval: Duration, progress: &Arc<Progress>) -> Self {
+        Self { progress: Arc::clone(progress), ..Self::new(interval) }
     }
 
     pub fn ticks(&self) -> u32 {
@@ -408,8 +450,14 @@ impl Observer<StopMemory> for Recorder {
         }
         self.waiting += u32::from(tick.source.is_waiting() == Some(true));
         match tick.activity() {
-            Some(Activity::Halted | Activity::NotStarted) => self.halted += 1,
-            _ => *self.rips.entry(tick.regs.rip).or_default() += 1,
+            Some(Activity::Halted | Activity::NotStarted) => {
+                self.halted += 1;
+                self.progress.add(Found::Halt);
+            }
+            _ => {
+                *self.rips.entry(tick.regs.rip).or_default() += 1;
+                self.progress.add(Found::Code);
+            }
         }
         Some(self.interval)
     }
@@ -422,6 +470,11 @@ impl Observer<StopMemory> for Recorder {
             MissReason::NotRun => "not run",
             MissReason::Traced => "traced",
         };
+        match why {
+            MissReason::BlockedInVmm => self.progress.add(Found::BlockedInVmm),
+            MissReason::Paused => self.progress.add(Found::Pause),
+            _ => {}
+        }
         *self.missed.entry(name).or_default() += 1;
         Some(self.interval)
     }
@@ -435,72 +488,90 @@ impl Observer<StopMemory> for Recorder {
     }
 }
 
-/// Profiles the process for `time`.
-pub fn profile(engine: EngineChoice, pid: i32, time: Duration) -> Vec<Recorder> {
+/// Profiles the process until each of its two vCPUs has had this many ticks of a kind.
+pub fn profile(engine: EngineChoice, pid: i32, until: [(Found, u32); 2]) -> Vec<Recorder> {
     let target = Target::find_by(engine, pid, MOST, None).unwrap();
     assert_eq!((target.vcpus(), target.unseen()), (2, 0));
-    let attached = Attachment::start(target, |_| Recorder::new(Duration::from_millis(1))).unwrap();
-    std::thread::sleep(time);
+    let progress = [(); 2].map(|()| Arc::default());
+    let recorder = |vcpu: usize| Recorder::watched(Duration::from_millis(1), &progress[vcpu]);
+    let attached = Attachment::start(target, recorder).unwrap();
+    for (progress, (found, ticks)) in progress.iter().zip(until) {
+        progress.wait_for(found, ticks);
+    }
     let ended = attached.wait().unwrap();
     assert_eq!(ended.end, AttachmentEnd::Detached);
     ended.observers
 }
 
+/// Asserts that the first vCPU runs, by 100 samples of it.
+pub fn guest_continues(engine: EngineChoice, pid: i32) {
+    profile(engine, pid, [(Found::Code, 100), (Found::Halt, 0)]);
+}
+
 /// Profiles the VMM whose first vCPU loops, and asserts that the samples are where it loops. Returns what
 /// was seen of both vCPUs.
 pub fn loops_are_seen(engine: EngineChoice, vm: &Role) -> [Recorder; 2] {
-    let seen = profile(engine, vm.pid(), Duration::from_secs(2));
+    let seen = profile(engine, vm.pid(), [(Found::Code, 1_200), (Found::Halt, 200)]);
     let [first, second] = <[Recorder; 2]>::try_from(seen).unwrap();
     let threads = [first.thread, second.thread].map(Option::unwrap);
     assert!(threads[0] != threads[1] && threads.iter().all(|id| id.process == vm.pid()));
     let ticks = first.ticks();
-    assert!(ticks > 200, "{first:?}");
     let within = |from, to| -> u32 {
         first.rips.iter().filter(|(rip, _)| (from..to).contains(&(**rip - FLAT_ENTRY))).map(|(_, n)| n).sum()
     };
     assert_eq!(within(0, 20), ticks, "{:x?}", first.rips);
-    // Three quarters of the time, known to within 5 % (four standard errors of 1,200 samples).
+    // Three quarters of the time, known to within 5 %: four standard errors of 1,200 samples.
     let share = f64::from(within(9, 18)) / f64::from(ticks);
-    assert!((share - 0.75).abs() < 0.05 * (1200.0 / f64::from(ticks)).sqrt().max(1.0), "{share} of {ticks}");
+    assert!((share - 0.75).abs() < 0.05, "{share} of {ticks}");
     assert_eq!((first.stopped, second.stopped), (1, 1));
     [first, second]
 }
 
-/// Kills 100 profilers within ticks, and asserts that the guest's checksum is right and no thread is traced.
-/// A guest that has its checksum before that is followed by another one.
+/// Kills profilers within ticks, and asserts that the guest's checksum is right and no thread is traced. A
+/// guest that has its checksum before the last kill is followed by another one.
 pub fn killed_profilers_leave_nothing(engine: EngineChoice, test: &str) {
     let sampled = engine == EngineChoice::Bpf;
-    let (vmm, iterations, profiler) = if sampled {
-        ("vmm long checksum", MORE_ITERATIONS, "sampler")
+    let (vmm, (_, expected), profiler) = if sampled {
+        ("vmm long checksum", LONG_CHECKSUM, "sampler")
     } else {
-        ("vmm checksum", ITERATIONS, "profiler")
+        ("vmm checksum", CHECKSUM, "profiler")
     };
-    let (mut kills, mut expected) = (0, None);
-    while kills < 100 {
+    let (mut kills, all) = (0, interruptions());
+    while kills < all {
         let mut vm = Role::start(test, vmm);
         let before = kills;
-        while kills < 100 {
+        while kills < all {
             let Some(profiler) = Role::try_start(test, &format!("{profiler} {}", vm.pid())) else {
                 let ended = || vm.child.try_wait().unwrap();
                 eventually("end of the guest, without which a profiler starts", SOON, ended);
                 break;
             };
-            // Somewhere in a tick, which takes a good part of the 200 us between two.
-            std::thread::sleep(Duration::from_micros(1_000 + kills * 37));
+            within_ticks(kills);
             assert!(!sampled || !traced(vm.pid()), "before kill {kills}");
             drop(profiler);
             assert!(!traced(vm.pid()), "after kill {kills}");
             kills += 1;
         }
-        assert!(kills == 100 || kills >= before + 5, "{before}, then {kills} kills");
-        let expected = *expected.get_or_insert_with(|| checksum(iterations));
+        assert!(kills > before, "{kills} kills");
         let mut rest = String::new();
         vm.output.read_to_string(&mut rest).unwrap();
         assert!(rest.contains(&format!("Exited({expected})")), "{rest} instead of {expected}");
     }
 }
 
-/// Stops 100 profilers within ticks by SIGSTOP, and asserts that no vCPU is held, or not for long: by ptrace,
+/// Returns how often a test kills or stops a profiler.
+pub fn interruptions() -> u64 {
+    repetitions(25, 100)
+}
+
+/// Waits for another part of a tick, or of the pause between two ticks, in each turn of a test. Nothing tells
+/// a test that a tick has come so far, because that would be an interruption of its own.
+pub fn within_ticks(turn: u64) {
+    // A tick takes a good part of the 200 us between two. 37 has no divisor in common with 200.
+    std::thread::sleep(Duration::from_micros(1_000 + turn * 37));
+}
+
+/// Stops profilers within ticks by SIGSTOP, and asserts that no vCPU is held, or not for long: by ptrace,
 /// a profiler that holds one is killed by its guard.
 pub fn stopped_profilers_hold_nothing(engine: EngineChoice, test: &str) {
     let sampled = engine == EngineChoice::Bpf;
@@ -509,10 +580,9 @@ pub fn stopped_profilers_hold_nothing(engine: EngineChoice, test: &str) {
         true => format!("sampler {}", vm.pid()),
         false => format!("guarded {test} {} ", vm.pid()),
     };
-    let (mut profiler, mut held) = (Role::start(test, &role), 0);
-    for stop in 0..100_u64 {
-        // Somewhere in a tick or between two.
-        std::thread::sleep(Duration::from_micros(1_000 + stop * 37));
+    let (mut profiler, mut held, all) = (Role::start(test, &role), 0, interruptions());
+    for stop in 0..all {
+        within_ticks(stop);
         profiler.signal(libc::SIGSTOP);
         // Its guard may have ended it by then.
         eventually("stop", SOON, || matches!(state(profiler.pid()), 'T' | 'Z').then_some(()));
@@ -527,10 +597,10 @@ pub fn stopped_profilers_hold_nothing(engine: EngineChoice, test: &str) {
             profiler.signal(libc::SIGCONT);
         }
     }
-    assert_eq!(held == 0, sampled, "{held} of 100 SIGSTOPs came within a stop of a vCPU");
+    assert_eq!(held == 0, sampled, "{held} of {all} SIGSTOPs came within a stop of a vCPU");
     assert!(!has_ended(&mut profiler));
     drop(profiler);
-    assert!(profile(engine, vm.pid(), Duration::from_secs(1))[0].ticks() > 100, "the guest continues");
+    guest_continues(engine, vm.pid());
 }
 
 /// Returns true if the child has ended.

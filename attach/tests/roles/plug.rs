@@ -72,13 +72,14 @@ pub fn vmm(again: bool) -> ! {
     if again {
         wait_for_word();
         END.store(true, Ordering::SeqCst);
-        // A signal may come before KVM_RUN.
+        // A signal may come before KVM_RUN, so that it is sent again after a pause.
         while !thread.is_finished() {
             // SAFETY: the thread was not joined; the signal has a handler, which does nothing.
             unsafe { libc::pthread_kill(thread.as_pthread_t(), libc::SIGUSR1) };
             std::thread::sleep(Duration::from_millis(1));
         }
         thread.join().unwrap();
+        // QEMU takes as long before it gives the vCPU another thread.
         std::thread::sleep(Duration::from_secs(1));
         END.store(false, Ordering::SeqCst);
         run(vcpu);

@@ -166,14 +166,13 @@ mod tests {
     #[test]
     fn own_threads_can_be_read() {
         let own = i32::try_from(std::process::id()).unwrap();
-        let sleeper = std::thread::spawn(|| {
-            // SAFETY: has no preconditions.
-            let id = unsafe { libc::gettid() };
-            (id, std::thread::sleep(std::time::Duration::from_millis(1)))
-        });
-        let (gone, ()) = sleeper.join().unwrap();
+        // SAFETY: has no preconditions.
+        let gone = std::thread::spawn(|| unsafe { libc::gettid() }).join().unwrap();
         let files = ThreadFiles::open(ThreadId { process: own, thread: own }).unwrap();
         assert!(files.activity().is_ok() && files.run_ns().is_some());
-        assert!(ThreadFiles::open(ThreadId { process: own, thread: gone }).is_err());
+        // The kernel takes a moment to reap a thread that was joined.
+        testkit::eventually("end of the thread", std::time::Duration::from_secs(20), || {
+            ThreadFiles::open(ThreadId { process: own, thread: gone }).err()
+        });
     }
 }

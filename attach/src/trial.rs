@@ -180,7 +180,9 @@ mod tests {
         }
         let run_ns = || vcpu.files.run_ns().unwrap();
         let before = run_ns();
-        thread::sleep(Duration::from_millis(300));
-        assert!(vmm.0.try_wait().unwrap().is_none() && run_ns() > before, "the guest continues");
+        testkit::eventually("CPU time of the guest", Duration::from_secs(20), || {
+            (run_ns() > before).then_some(())
+        });
+        assert!(vmm.0.try_wait().unwrap().is_none());
     }
 }

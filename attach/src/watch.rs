@@ -364,8 +364,7 @@ mod tests {
             scope.spawn(|| watcher.run());
             let begin = Instant::now();
             let mut events = Vec::new();
-            // Longer than the intervals between the searches so far: another one would have reported it
-            // again.
+            // Several searches longer, because each of them could report it again.
             while begin.elapsed() < Duration::from_millis(500) || events.is_empty() && begin.elapsed() < LIMIT
             {
                 events.extend(shared.take_events());

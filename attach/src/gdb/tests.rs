@@ -7,6 +7,7 @@ use std::thread::{self, JoinHandle};
 use std::time::Duration;
 
 use linux::{PhysAddr, PhysicalMemory};
+use testkit::eventually;
 use vmm::{Activity, AttachedThread, MissReason, Observer, Tick, monotonic_ns};
 
 use super::description::tests::TARGET;
@@ -18,6 +19,9 @@ use crate::lock::tests::alone;
 use crate::memory::{AttachedMemory, StopMemory};
 use crate::rsp::packet::{PacketDecoder, frame};
 use crate::shared::AttachmentEnd;
+
+/// Time limit of what must happen.
+const SOON: Duration = Duration::from_secs(20);
 
 /// Behaviour of the stub.
 #[derive(Debug, Clone)]
@@ -218,9 +222,7 @@ fn every_stop_is_a_sample_of_each_vcpu_and_the_machine_runs_in_the_end() {
     assert_eq!(target.vcpus(), 2);
     assert!(target.process().is_none(), "this process is not QEMU");
     // The machine runs again after the queries.
-    while !stub.seen.lock().unwrap().running {
-        thread::sleep(Duration::from_millis(1));
-    }
+    eventually("running machine", SOON, || stub.seen.lock().unwrap().running.then_some(()));
     target.prove(Duration::from_millis(500));
     assert!(target.rate_limit().is_some_and(|limit| limit.hz() > 1.0));
     let begin_ns = monotonic_ns();
@@ -231,9 +233,7 @@ fn every_stop_is_a_sample_of_each_vcpu_and_the_machine_runs_in_the_end() {
     memory.read(PhysAddr(7), &mut many).unwrap();
     assert!(many.iter().zip(7..).all(|(found, at)| *found == byte(at)));
     assert_eq!(memory.read(PhysAddr(1 << 20), &mut [0; 8]), None);
-    while attached.rate_limit().is_none() {
-        thread::sleep(Duration::from_millis(1));
-    }
+    eventually("rate limit", SOON, || attached.rate_limit());
     let ended = attached.wait().unwrap();
     let passed_ns = monotonic_ns() - begin_ns;
     assert_eq!(ended.end, AttachmentEnd::Detached);
@@ -253,9 +253,7 @@ fn every_stop_is_a_sample_of_each_vcpu_and_the_machine_runs_in_the_end() {
 fn a_stub_that_closes_the_connection_is_an_end() {
     let stub = Stub::start(StubBehavior { closes_at: 5, ..StubBehavior::default() });
     let attached = Attachment::start_by_gdb(stub.connect().unwrap(), observer).unwrap();
-    while !attached.has_ended() {
-        thread::sleep(Duration::from_millis(1));
-    }
+    eventually("end", SOON, || attached.has_ended().then_some(()));
     let ended = attached.wait().unwrap();
     assert_eq!((ended.end, ended.observers[0].ticks), (AttachmentEnd::StubClosed, 4));
 }
@@ -336,6 +334,7 @@ fn a_debugger_that_is_about_to_leave_is_waited_for() {
     let debugger = TcpStream::connect(&address).unwrap();
     let served = listener.accept().unwrap();
     let peer = thread::spawn(move || {
+        // The debugger stays for a while after the client has come, which is what the client waits for.
         thread::sleep(Duration::from_millis(300));
         drop((debugger, served));
         let (mut stream, _) = listener.accept().unwrap();

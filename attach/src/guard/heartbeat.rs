@@ -207,7 +207,8 @@ mod tests {
         assert!(slot.begin(12));
         std::thread::scope(|scope| {
             let suspension = scope.spawn(|| heartbeat.suspend(Duration::from_secs(20)));
-            sleep(Duration::from_millis(20));
+            // Long enough for many checks, because each of them could end the suspension.
+            sleep(400 * PAUSE);
             assert!(!suspension.is_finished(), "a stop is in progress");
             slot.end();
             suspension.join().unwrap();

@@ -93,7 +93,17 @@ fn build(arguments: &[&str]) -> Result<()> {
 
 #[cfg(test)]
 mod tests {
+    use std::path::Path;
+    use std::sync::OnceLock;
+
     use super::*;
+
+    /// Returns the directory of workloads.
+    fn workloads() -> &'static Path {
+        // Cargo is asked once, because it takes a while even to find that nothing is to be built.
+        static BUILT: OnceLock<PathBuf> = OnceLock::new();
+        BUILT.get_or_init(|| programs().unwrap())
+    }
 
     #[test]
     fn static_programs_need_no_loader() {
@@ -108,7 +118,7 @@ mod tests {
 
     /// Returns the output of a program.
     fn output_text(name: &str, arguments: &[&str]) -> String {
-        let output = Command::new(static_binary(name).unwrap()).args(arguments).output().unwrap();
+        let output = Command::new(workloads().join(name)).args(arguments).output().unwrap();
         assert!(output.status.success(), "{name}: {}", String::from_utf8_lossy(&output.stderr));
         String::from_utf8(output.stdout).unwrap()
     }
@@ -156,7 +166,7 @@ mod tests {
     #[test]
     fn functions_of_known_shares_keep_their_names_and_one_program_its_lines() {
         let holds = |name: &str, text: &[u8]| {
-            let contents = std::fs::read(static_binary(name).unwrap()).unwrap();
+            let contents = std::fs::read(workloads().join(name)).unwrap();
             contents.windows(text.len()).any(|window| window == text)
         };
         assert!(["half", "third", "fifth"].iter().all(|f| holds("shares", format!("\0{f}\0").as_bytes())));

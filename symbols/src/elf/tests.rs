@@ -154,8 +154,6 @@ fn read_everything(elf: &ElfFile) {
 }
 
 proptest! {
-    #![proptest_config(ProptestConfig::with_cases(300))]
-
     /// Headers are at the start, the section table is at the end: damage there hits hardest.
     #[test]
     fn damage_never_panics(

@@ -4,12 +4,13 @@ mod against_tools;
 mod debug_files;
 mod hostile;
 
-use std::path::Path;
+use std::path::{Path, PathBuf};
+use std::sync::OnceLock;
 
 use crate::elf::ElfFile;
 
 /// Returns the program that runs these tests: Rust, with symbols and DWARF.
-fn own() -> std::path::PathBuf {
+fn own() -> PathBuf {
     std::env::current_exe().unwrap()
 }
 
@@ -31,8 +32,10 @@ fn tool(program: &str, arguments: &[&str], input: Option<&str>) -> Option<String
     Some(String::from_utf8_lossy(&output.stdout).into_owned())
 }
 
-/// Returns a small C++ program with inlined functions, templates and DWARF.
-fn compiled(directory: &Path, options: &[&str]) -> Option<std::path::PathBuf> {
+/// Returns a small C++ program with inlined functions, templates and DWARF; `None` without a compiler.
+fn shop() -> Option<&'static [u8]> {
+    // Compiled once, because that takes longer than the tests of the program.
+    static SHOP: OnceLock<Option<Vec<u8>>> = OnceLock::new();
     const SOURCE: &str = r#"
 #include <cstdio>
 #include <map>
@@ -56,10 +59,17 @@ int main(int count, char **words) {
     std::printf("%d\n", till.sum(count));
 }
 "#;
-    let (source, out) = (directory.join("shop.cc"), directory.join("shop"));
-    std::fs::write(&source, SOURCE).unwrap();
-    let mut arguments = vec!["-O2", "-g", source.to_str()?, "-o", out.to_str()?];
-    arguments.extend(options);
-    tool("g++", &arguments, None)?;
+    let compile = || {
+        let directory = tempfile::tempdir().unwrap();
+        Some(std::fs::read(compiled(SOURCE, directory.path(), &["-O2"])?).unwrap())
+    };
+    SHOP.get_or_init(compile).as_deref()
+}
+
+/// Compiles C++ with debug information; returns the program in the directory.
+fn compiled(source: &str, directory: &Path, options: &[&str]) -> Option<PathBuf> {
+    let (file, out) = (directory.join("shop.cc"), directory.join("shop"));
+    std::fs::write(&file, source).unwrap();
+    tool("g++", &[&["-g", file.to_str()?, "-o", out.to_str()?], options].concat(), None)?;
     Some(out)
 }

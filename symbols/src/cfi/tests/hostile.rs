@@ -47,8 +47,6 @@ fn words() -> impl Strategy<Value = Vec<u64>> {
 }
 
 proptest! {
-    #![proptest_config(ProptestConfig::with_cases(512))]
-
     #[test]
     fn any_bytes(
         eh in vec(any::<u8>(), 0..400),

@@ -2,7 +2,7 @@
 
 use std::collections::HashMap;
 use std::fs;
-use std::path::PathBuf;
+use std::sync::OnceLock;
 
 use super::*;
 use crate::elf::{BuildId, ReadAt};
@@ -28,28 +28,40 @@ impl DebugSource for Server {
     }
 }
 
+/// A stripped program with a link to its debug file, the debug file, and that of another build.
 struct Programs {
-    directory: tempfile::TempDir,
-    stripped: PathBuf,
+    stripped: Vec<u8>,
     debug: Vec<u8>,
     other_debug: Vec<u8>,
 }
 
-/// Returns a stripped program with a link to its debug file, and the debug file of another build.
-fn programs(options: &[&str]) -> Option<Programs> {
+impl Programs {
+    fn open(&self) -> ElfFile {
+        ElfFile::open(Box::new(self.stripped.clone())).unwrap()
+    }
+}
+
+/// Returns programs that name their build-id.
+fn programs() -> Option<&'static Programs> {
+    static MADE: OnceLock<Option<Programs>> = OnceLock::new();
+    MADE.get_or_init(|| make_programs("sha1")).as_ref()
+}
+
+/// Makes programs; the linker is given the style of their build-id.
+fn make_programs(build_id: &str) -> Option<Programs> {
+    const SOURCE: &str = "int main() {}";
     let directory = tempfile::tempdir().unwrap();
     let at = |name: &str| directory.path().join(name).to_str().unwrap().to_owned();
     let (debug, stripped, other) = (at("shop.debug"), at("stripped"), at("other"));
-    let mut other_options = options.to_vec();
-    other_options.push("-O1");
-    let path = compiled(directory.path(), &other_options)?;
+    let build_id = format!("-Wl,--build-id={build_id}");
+    let path = compiled(SOURCE, directory.path(), &[&build_id, "-O1"])?;
     tool("objcopy", &["--only-keep-debug", path.to_str()?, &other], None)?;
-    let path = compiled(directory.path(), options)?;
+    let path = compiled(SOURCE, directory.path(), &[&build_id, "-O2"])?;
     tool("objcopy", &["--only-keep-debug", path.to_str()?, &debug], None)?;
     let link = format!("--add-gnu-debuglink={debug}");
     tool("objcopy", &["--strip-all", &link, path.to_str()?, &stripped], None)?;
-    let (debug, other_debug) = (fs::read(debug).unwrap(), fs::read(other).unwrap());
-    Some(Programs { stripped: stripped.into(), debug, other_debug, directory })
+    let [stripped, debug, other_debug] = [stripped, debug, other].map(|path| fs::read(path).unwrap());
+    Some(Programs { stripped, debug, other_debug })
 }
 
 fn guest(files: &[(&str, &[u8])]) -> DebugFiles {
@@ -59,9 +71,10 @@ fn guest(files: &[(&str, &[u8])]) -> DebugFiles {
 
 #[test]
 fn the_guest_has_it_in_one_of_the_usual_places() {
-    for options in [&["-Wl,--build-id=sha1"], &["-Wl,--build-id=none"]] {
-        let Some(programs) = programs(options) else { return };
-        let query = DebugQuery::new(&open(&programs.stripped), "/opt/shop/bin/till");
+    let without_id = make_programs("none");
+    for programs in [programs(), without_id.as_ref()] {
+        let Some(programs) = programs else { return };
+        let query = DebugQuery::new(&programs.open(), "/opt/shop/bin/till");
         assert_eq!(query.link.as_ref().unwrap().name, "shop.debug");
         let mut places = vec![
             "/opt/shop/bin/shop.debug".to_owned(),
@@ -85,8 +98,8 @@ fn the_guest_has_it_in_one_of_the_usual_places() {
 
 #[test]
 fn a_directory_of_the_host_has_it_in_any_layout() {
-    let Some(programs) = programs(&["-Wl,--build-id=sha1"]) else { return };
-    let query = DebugQuery::new(&open(&programs.stripped), "/opt/shop/bin/till");
+    let Some(programs) = programs() else { return };
+    let query = DebugQuery::new(&programs.open(), "/opt/shop/bin/till");
     let digits = query.build_id.as_ref().unwrap().to_string();
     let by_id = format!(".build-id/{}/{}.debug", &digits[..2], &digits[2..]);
     let usual = format!("usr/lib/debug/{by_id}");
@@ -105,19 +118,20 @@ fn a_directory_of_the_host_has_it_in_any_layout() {
 
 #[test]
 fn a_guest_path_does_not_leave_the_host_directory() {
-    let Some(programs) = programs(&["-Wl,--build-id=sha1"]) else { return };
-    let root = programs.directory.path().join("root");
+    let Some(programs) = programs() else { return };
+    let directory = tempfile::tempdir().unwrap();
+    let root = directory.path().join("root");
     fs::create_dir(&root).unwrap();
-    let secret = programs.directory.path().join("secret");
+    let secret = directory.path().join("secret");
     fs::write(&secret, &programs.debug).unwrap();
-    let query = DebugQuery::new(&open(&programs.stripped), "/../secret");
+    let query = DebugQuery::new(&programs.open(), "/../secret");
     assert!(DebugFiles::new().with_directory(root).find(&query).is_err());
 }
 
 #[test]
 fn a_server_is_asked_last_and_not_believed() {
-    let Some(programs) = programs(&["-Wl,--build-id=sha1"]) else { return };
-    let query = DebugQuery::new(&open(&programs.stripped), "/opt/till");
+    let Some(programs) = programs() else { return };
+    let query = DebugQuery::new(&programs.open(), "/opt/till");
     let ask = |answer| DebugFiles::new().with_source(Box::new(Server(answer))).find(&query);
     assert_eq!(ask(Ok(programs.debug.clone())).unwrap().origin, DebugFileOrigin::Source("server".into()));
     assert_eq!(ask(Ok(Vec::new())).unwrap_err(), Vec::<String>::new());

@@ -3,6 +3,7 @@
 
 use std::collections::HashSet;
 use std::io::Write;
+use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard};
 use std::time::{Duration, Instant};
 
@@ -14,7 +15,11 @@ use vmm::{
 
 /// `1: inc %rax; jmp 1b`
 const COUNT: &[u8] = &[0x48, 0xff, 0xc0, 0xeb, 0xfb];
-const SOON: Option<Duration> = Some(Duration::from_secs(20));
+/// Time limit of what must happen.
+const LIMIT: Duration = Duration::from_secs(20);
+const SOON: Option<Duration> = Some(LIMIT);
+/// Time limit of a stop: without its kick the guest runs on until [`LIMIT`].
+const PROMPT: Duration = Duration::from_secs(5);
 
 /// One test at a time, since some of them look at the threads of the process. `None` where there is no KVM,
 /// and need not be.
@@ -47,8 +52,16 @@ fn machine_threads() -> Vec<String> {
     names.map(|name| name.trim().to_owned()).filter(ours).collect()
 }
 
+/// Number of ticks so far, which a test waits for.
+type TickCount = Arc<AtomicUsize>;
+
+fn wait_for(ticks: &TickCount, number: usize) {
+    testkit::eventually("ticks", LIMIT, || (ticks.load(Ordering::Relaxed) >= number).then_some(()));
+}
+
 #[derive(Default)]
 struct Recorder {
+    ticked: TickCount,
     interval: Option<Duration>,
     /// When it was due and served, an interval after that, and the entry that followed; CLOCK_MONOTONIC ns.
     ticks: Vec<(u64, u64, u64, u64)>,
@@ -77,6 +90,7 @@ impl Observer for Recorder {
         self.interrupted += usize::from(exit == Exit::Interrupted);
     }
     fn ticked(&mut self, tick: &Tick<'_>) -> Option<Duration> {
+        self.ticked.fetch_add(1, Ordering::Relaxed);
         let interval = self.interval?;
         let next = tick.now_ns + u64::try_from(interval.as_nanos()).unwrap();
         self.ticks.push((tick.due_ns, tick.now_ns, next, 0));
@@ -94,16 +108,14 @@ impl Observer for Recorder {
 #[test]
 fn ticks_arrive_when_due_with_the_guests_registers() {
     let Some(_one) = kvm() else { return };
-    let interval = Duration::from_millis(1);
-    let machine =
-        Machine::start(flat(COUNT, 3), |_| Recorder { interval: Some(interval), ..Default::default() })
-            .unwrap();
-    std::thread::sleep(Duration::from_millis(300));
+    let (interval, ticked) = (Some(Duration::from_millis(1)), TickCount::default());
+    let recorder = |_| Recorder { interval, ticked: Arc::clone(&ticked), ..Default::default() };
+    let machine = Machine::start(flat(COUNT, 3), recorder).unwrap();
+    wait_for(&ticked, 200);
     machine.stop();
     let ended = machine.wait(SOON).unwrap();
     assert_eq!(ended.end, MachineEnd::Stopped);
     let seen = &ended.observers[0];
-    assert!(seen.ticks.len() > 50, "{} ticks in 300 ms", seen.ticks.len());
     for pair in seen.ticks.windows(2) {
         // The sampling clock is stopped from the exit to the next entry.
         let (earliest, latest) = (pair[0].2, pair[0].3 + 1_000_000);
@@ -124,6 +136,7 @@ fn ticks_arrive_when_due_with_the_guests_registers() {
 /// Ticks at irregular intervals, and the times in and out of KVM_RUN by its entries and exits.
 #[derive(Default)]
 struct Places {
+    ticked: TickCount,
     since_ns: u64,
     serving: bool,
     in_run_ns: u64,
@@ -150,6 +163,7 @@ impl Observer for Places {
     }
     fn ticked(&mut self, tick: &Tick<'_>) -> Option<Duration> {
         self.ticks += 1;
+        self.ticked.fetch_add(1, Ordering::Relaxed);
         self.ticks_in_run += u32::from(tick.in_run);
         // Multiples of the golden ratio modulo 1 are spread evenly.
         let part = (f64::from(self.ticks) * 0.618_033_988_749_895).fract();
@@ -163,12 +177,13 @@ fn ticks_come_in_kvm_run_as_often_as_the_vcpu_is_there() {
     let Some(_one) = kvm() else { return };
     // `mov $0x80, %edx; 1: mov $20000, %ecx; 2: dec %ecx; jnz 2b; out %al, (%dx); jmp 1b`
     let code = [0xba, 0x80, 0, 0, 0, 0xb9, 0x20, 0x4e, 0, 0, 0xff, 0xc9, 0x75, 0xfc, 0xee, 0xeb, 0xf4];
-    let machine = Machine::start(flat(&code, 3), |_| Places::default()).unwrap();
-    std::thread::sleep(Duration::from_millis(1_500));
+    let ticked = TickCount::default();
+    let places = |_| Places { ticked: Arc::clone(&ticked), ..Places::default() };
+    let machine = Machine::start(flat(&code, 3), places).unwrap();
+    wait_for(&ticked, 2_000);
     machine.stop();
     let seen = &machine.wait(SOON).unwrap().observers[0];
     let ticks = f64::from(seen.ticks);
-    assert!(ticks > 300.0, "{ticks} ticks");
     let time = seen.in_run_ns as f64 / (seen.in_run_ns + seen.serving_ns) as f64;
     assert!((0.1..0.9).contains(&time), "{time} of the time in KVM_RUN");
     let sampled = f64::from(seen.ticks_in_run) / ticks;
@@ -180,6 +195,7 @@ fn ticks_come_in_kvm_run_as_often_as_the_vcpu_is_there() {
 fn a_machine_without_ticks_leaves_the_guest_alone() {
     let Some(_one) = kvm() else { return };
     let machine = Machine::start(flat(COUNT, 3), |_| Recorder::default()).unwrap();
+    // The guest runs for a while, because every entry meanwhile would be one too many.
     std::thread::sleep(Duration::from_millis(100));
     let ended = {
         machine.stop();
@@ -195,15 +211,15 @@ fn a_stop_is_prompt_at_both_levels_and_no_thread_is_left() {
     let Some(_one) = kvm() else { return };
     for cpl in [3, 0] {
         let machine = Machine::start(flat(COUNT, cpl), |_| Unobserved).unwrap();
-        std::thread::sleep(Duration::from_millis(50));
-        assert!(machine_threads().contains(&"vcpu 0".to_owned()));
+        testkit::eventually("thread", LIMIT, || {
+            machine_threads().contains(&"vcpu 0".to_owned()).then_some(())
+        });
         assert!(!machine.has_ended());
         let start = Instant::now();
         machine.stop();
         let ended = machine.wait(SOON).unwrap();
-        let took = start.elapsed();
         assert_eq!(ended.end, MachineEnd::Stopped);
-        assert!(took < Duration::from_millis(500), "CPL {cpl}: {took:?}");
+        assert!(start.elapsed() < PROMPT, "CPL {cpl}: {:?}", start.elapsed());
         assert_eq!(machine_threads(), Vec::<String>::new());
     }
 }
@@ -320,11 +336,12 @@ fn many_machines_at_a_high_rate_lose_no_stop() {
         let interval = Some(Duration::from_micros(50 + round));
         let machine =
             Machine::start(flat(COUNT, 3), |_| Recorder { interval, ..Default::default() }).unwrap();
+        // Each round stops the machine at another moment of its life.
         std::thread::sleep(Duration::from_micros(round * 300));
         let start = Instant::now();
         machine.stop();
         machine.wait(SOON).unwrap();
-        assert!(start.elapsed() < Duration::from_secs(1), "round {round}: {:?}", start.elapsed());
+        assert!(start.elapsed() < PROMPT, "round {round}: {:?}", start.elapsed());
     }
     assert_eq!(machine_threads(), Vec::<String>::new());
 }
@@ -360,13 +377,14 @@ fn blocked_signals_of_the_starter_do_not_block_kicks() {
             libc::sigfillset(&raw mut all);
             libc::pthread_sigmask(libc::SIG_SETMASK, &raw const all, std::ptr::null_mut());
         }
-        let interval = Some(Duration::from_millis(1));
-        let machine =
-            Machine::start(flat(COUNT, 3), |_| Recorder { interval, ..Default::default() }).unwrap();
-        machine.wait(Some(Duration::from_millis(100))).unwrap()
+        let (interval, ticked) = (Some(Duration::from_millis(1)), TickCount::default());
+        let recorder = |_| Recorder { interval, ticked: Arc::clone(&ticked), ..Default::default() };
+        let machine = Machine::start(flat(COUNT, 3), recorder).unwrap();
+        wait_for(&ticked, 10);
+        machine.stop();
+        machine.wait(SOON).unwrap()
     });
-    let ended = starter.join().unwrap();
-    assert!(ended.observers[0].ticks.len() > 10);
+    assert_eq!(starter.join().unwrap().end, MachineEnd::Stopped);
 }
 
 #[test]

@@ -18,6 +18,9 @@ const STOPWATCH: &[u8] = &[
     0xdd,
 ];
 
+/// Number of ticks, two seconds of them where nothing else has the CPU.
+const STOPS: usize = 1_300;
+
 /// A tick, and the entry after it.
 #[derive(Debug, Clone, Copy)]
 struct Stop {
@@ -71,7 +74,7 @@ fn a_tick_stops_the_guest_when_it_is_due() {
     assert!(beyond_ns > -1_000.0, "{beyond_ns:?} ns");
 }
 
-/// Runs the guest for two seconds. Returns the median, over stops after which the guest missed nothing else
+/// Runs the guest for [`STOPS`]. Returns the median, over stops after which the guest missed nothing else
 /// until the next one, of the time that it missed beyond what the thread reports, in nanoseconds; `None` if
 /// there are too few of these.
 fn missed_beyond_the_stop_ns() -> Option<f64> {
@@ -79,7 +82,9 @@ fn missed_beyond_the_stop_ns() -> Option<f64> {
     let config = VmConfig::flat(STOPWATCH);
     let shared = Arc::clone(&stops);
     let machine = Machine::start(config, |_| Stops(Arc::clone(&shared))).unwrap();
-    std::thread::sleep(Duration::from_secs(2));
+    testkit::eventually("stops", Duration::from_secs(20), || {
+        (stops.lock().unwrap().len() >= STOPS).then_some(())
+    });
     machine.stop();
     machine.wait(Some(Duration::from_secs(20))).unwrap();
     let stops = stops.lock().unwrap();

@@ -223,7 +223,6 @@ mod tests {
     }
 
     proptest! {
-        #![proptest_config(ProptestConfig::with_cases(200))]
         #[test]
         fn a_damaged_image_gives_the_same_answer_twice_and_keeps_what_is_written(
             damage in proptest::collection::vec((0_usize..0x5_0000, any::<u8>()), 1..6),

@@ -136,8 +136,6 @@ fn a_file_that_is_larger_than_its_file_system_is_refused() {
 }
 
 proptest! {
-    #![proptest_config(ProptestConfig { cases: 48, ..ProptestConfig::default() })]
-
     #[test]
     fn damage_to_fat_is_tolerated(changes in proptest::collection::vec((any::<u32>(), any::<u8>()), 1..60)) {
         thread_local! {

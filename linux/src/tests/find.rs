@@ -156,7 +156,6 @@ fn broken_btf_is_told() {
 }
 
 proptest! {
-    #![proptest_config(ProptestConfig::with_cases(24))]
     #[test]
     fn any_functions_come_back_by_address(
         starts in prop::collection::btree_set(0u64..0x1000, 1..60),

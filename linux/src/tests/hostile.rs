@@ -52,7 +52,6 @@ const PLACES: [(u64, u64); 7] = [
 ];
 
 proptest! {
-    #![proptest_config(ProptestConfig::with_cases(128))]
     #[test]
     fn corrupt_guests_never_panic(
         style in prop::sample::select(STYLES.to_vec()),

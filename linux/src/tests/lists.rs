@@ -111,7 +111,6 @@ fn a_list_whose_head_is_gone_is_told() {
 }
 
 proptest! {
-    #![proptest_config(ProptestConfig::with_cases(16))]
     #[test]
     fn any_processes_come_back(
         described in prop::collection::vec(("[a-z(/) ]{1,15}", 0u64..u64::MAX / 2), 1..100),

@@ -281,7 +281,6 @@ fn absurd_lengths_are_cut_or_refused() {
 }
 
 proptest! {
-    #![proptest_config(ProptestConfig::with_cases(96))]
     #[test]
     fn random_bytes_behind_a_process_never_panic(
         style in prop::sample::select(STYLES.to_vec()),

@@ -291,7 +291,6 @@ mod tests {
     }
 
     proptest::proptest! {
-        #![proptest_config(proptest::test_runner::Config::with_cases(64))]
         #[test]
         fn damaged_kernels_are_loaded_or_refused(
             elf in proptest::bool::ANY,

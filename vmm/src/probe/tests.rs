@@ -150,6 +150,7 @@ fn late_vcpu(control: &Arc<Control>, delay: Duration) -> std::thread::JoinHandle
     let thread = std::thread::spawn(move || {
         let _here = control.register(1);
         ready.send(()).unwrap();
+        // The exit takes that long, because a vCPU parks only between two exits.
         std::thread::sleep(delay);
         while !control.stopping() {
             control.park();
@@ -192,6 +193,7 @@ fn the_end_of_the_machine_ends_a_vcpus_wait() {
     let late = late_vcpu(&control, Duration::from_secs(3));
     let stopper = Arc::clone(&control);
     let stop = std::thread::spawn(move || {
+        // The wait has begun by then. If it has not, it does not begin.
         std::thread::sleep(Duration::from_millis(100));
         stopper.finish(crate::MachineEnd::Stopped);
     });

@@ -158,8 +158,6 @@ fn colours_add_to_a_readable_screen() {
 }
 
 proptest! {
-    #![proptest_config(ProptestConfig::with_cases(64))]
-
     /// A screen of any size is drawn, whatever the data and the keys; its text has no control characters.
     #[test]
     fn anything_can_be_drawn(

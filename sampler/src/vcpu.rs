@@ -591,6 +591,7 @@ mod tests {
         let begin = monotonic_ns();
         tick(&mut sampler, begin, begin);
         sampler.entering(monotonic_ns());
+        // The halt: the thread waits until it is woken.
         std::thread::sleep(Duration::from_millis(20));
         let woken = monotonic_ns();
         while monotonic_ns() < woken + 5_000_000 {}

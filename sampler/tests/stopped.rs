@@ -12,16 +12,19 @@ use std::time::{Duration, Instant};
 use profile::store::Value;
 use profile::{Filter, Profile, ProfileWriter, Report};
 use sampler::{RecordingConfig, Session, SessionConfig};
+use testkit::eventually;
 use vmm::{Machine, VmConfig, kvm_check};
 
 const RUN: &str = "VPROF_TEST_STOPPED";
-/// Running time of the guest, and the part of it in which it is stopped, s.
-const SECONDS: u64 = 6;
-const STOPPED: u64 = 2;
+/// Time for which the run is stopped.
+const STOPPED: Duration = Duration::from_secs(2);
+/// Time limit of what must happen.
+const SOON: Duration = Duration::from_secs(20);
 /// `1: jmp 1b`
 const SPIN: &[u8] = &[0xeb, 0xfe];
 
-/// Runs a guest whose first vCPU spins and whose second is never started; prints a line when it runs.
+/// Runs a guest whose first vCPU spins and whose second is never started; prints a line when it runs. The test
+/// closes the pipe to end it.
 fn run(path: &Path) -> ! {
     let writer = ProfileWriter::create(path, false).expect("a new profile");
     let config = SessionConfig {
@@ -37,7 +40,9 @@ fn run(path: &Path) -> ! {
     session.bind(&mut machine);
     session.start(machine.memory()).expect("a disk with room");
     println!("it runs");
-    machine.wait(Some(Duration::from_secs(SECONDS))).expect("vCPUs that end");
+    std::io::copy(&mut std::io::stdin(), &mut std::io::sink()).expect("a pipe");
+    machine.stop();
+    machine.wait(Some(SOON)).expect("vCPUs that end");
     session.finish(Vec::new());
     std::process::exit(0)
 }
@@ -70,15 +75,28 @@ fn time_in_which_a_run_was_stopped_is_waiting() {
     let path = directory.path().join("stopped.vprof");
     let mut command = Command::new(env::current_exe().expect("this binary"));
     command.args(["--exact", "time_in_which_a_run_was_stopped_is_waiting", "--nocapture"]);
-    let mut child = command.env(RUN, &path).stdout(Stdio::piped()).spawn().expect("this binary starts again");
+    let mut child = command
+        .env(RUN, &path)
+        .stdin(Stdio::piped())
+        .stdout(Stdio::piped())
+        .spawn()
+        .expect("this binary starts again");
     let mut lines = BufReader::new(child.stdout.take().expect("a pipe")).lines();
     assert!(lines.any(|line| line.expect("text").contains("it runs")));
-    std::thread::sleep(Duration::from_secs(1));
+    // While the profile is being written.
+    let wait_for = |samples: i64, late_ns: u64| {
+        let sql = format!("SELECT count(*) FROM sample WHERE late_ns > {late_ns}");
+        let count = || Some(integers(&Profile::open(&path).ok()?, &sql)[0]);
+        eventually("samples", SOON, || count().filter(|count| *count >= samples));
+    };
+    wait_for(500, 0);
     signal(&child, libc::SIGSTOP);
     let begin = Instant::now();
-    std::thread::sleep(Duration::from_secs(STOPPED));
+    std::thread::sleep(STOPPED);
     let stopped = begin.elapsed();
     signal(&child, libc::SIGCONT);
+    wait_for(1, 1_000_000_000);
+    drop(child.stdin.take());
     assert!(child.wait().expect("a child").success());
 
     let profile = Profile::open(&path).expect("a profile");

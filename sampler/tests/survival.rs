@@ -14,6 +14,7 @@ use profile::store::Value;
 use profile::{Filter, Profile, ProfileWriter, Report};
 use sampler::{RecordingConfig, Session, SessionConfig};
 use statistics::clock::ClockKind;
+use testkit::repetitions;
 use vm_memory::GuestAddress;
 use vmm::{GuestMemoryMmap, Observer, TickContext};
 
@@ -44,6 +45,7 @@ fn write_until_killed(path: &Path, flood: bool) -> ! {
     samplers[0].started();
     let begin = Instant::now();
     for n in 0_u64.. {
+        // Ticks come at a rate, as a clock's.
         while !flood && begin.elapsed() < Duration::from_micros(n * 1_000_000 / RATE) {
             std::thread::sleep(Duration::from_micros(300));
         }
@@ -99,6 +101,7 @@ fn kill_once(path: &Path, after: Duration) {
         seen
     });
     first.recv_timeout(Duration::from_secs(60)).expect("a first sample");
+    // Any moment, because the profile must be whole at each.
     std::thread::sleep(after);
     child.kill().expect("SIGKILL");
     let killed = Instant::now();
@@ -122,8 +125,9 @@ fn killed_at_any_moment() {
         write_until_killed(&PathBuf::from(path), false);
     }
     let directory = tempfile::tempdir().expect("a directory");
-    // 20 times, spread over the 200 ms of a batch and beyond; four writers at once.
-    let moments: Vec<u64> = (0..20).map(|n| 1_010 + n * 73 % 900).collect();
+    // Spread over the 200 ms of a batch and beyond; four writers at once.
+    let kills = repetitions(8, 20);
+    let moments: Vec<u64> = (0..kills).map(|n| 1_010 + n * 900 / kills).collect();
     for (round, group) in moments.chunks(4).enumerate() {
         std::thread::scope(|scope| {
             for (n, &milliseconds) in group.iter().enumerate() {

@@ -549,6 +549,7 @@ fn a_vcpu_that_is_added_counts_from_then_on() {
     session.start(guest()).expect("starts");
     samplers[0].started();
     ticks(&mut samplers[0], 10);
+    // The times of both vCPUs differ by this time, and the added one is there for 50 ms.
     let before = Duration::from_millis(300);
     thread::sleep(before);
     let none = || VcpuCounts { opened: None, course: None };

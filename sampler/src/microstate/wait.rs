@@ -302,6 +302,7 @@ mod tests {
             let until = monotonic_ns() + ns;
             while monotonic_ns() < until {}
         };
+        // The vCPU's halt.
         let sleep = || thread::sleep(std::time::Duration::from_millis(20));
         detector.waited_at(monotonic_ns(), monotonic_ns());
         sleep();

@@ -16,6 +16,7 @@ struct ScriptedGuest {
     finds: Arc<AtomicUsize>,
     reads: Arc<AtomicUsize>,
     module_reads: Arc<AtomicUsize>,
+    unit_reads: Arc<AtomicUsize>,
     /// The memory is gone: nothing can be read any longer.
     gone: Arc<AtomicBool>,
     /// Page tables that are known without a candidate.
@@ -47,10 +48,10 @@ impl GuestKernel for ScriptedGuest {
         self.gone.load(Ordering::SeqCst)
     }
     fn code(&mut self) -> Result<Option<KernelCode>, Missing> {
+        let first = self.module_reads.fetch_add(1, Ordering::SeqCst) == 0;
         if self.is_gone() {
             return Err(Missing::ModuleList);
         }
-        let first = self.module_reads.fetch_add(1, Ordering::SeqCst) == 0;
         let unwinder = self.unwinder.clone();
         Ok(first.then(|| KernelCode { unwinder, ..code(FakeNames { module: Some("ext4") }) }))
     }
@@ -64,6 +65,7 @@ impl GuestKernel for ScriptedGuest {
         Ok(vec![TaskSnapshot::default()])
     }
     fn units(&mut self, _: &[TaskSnapshot]) -> Result<UnitEvents, UnitError> {
+        self.unit_reads.fetch_add(1, Ordering::SeqCst);
         Err(UnitError::NoJournal)
     }
     fn trouble(&mut self) -> KernelTrouble {
@@ -140,7 +142,7 @@ fn finds_after_failures_then_follows() {
 #[test]
 fn a_guest_that_is_gone_with_its_process_lacks_nothing() {
     let guest = ScriptedGuest::default();
-    let gone = Arc::clone(&guest.gone);
+    let (gone, reads) = (Arc::clone(&guest.gone), Arc::clone(&guest.module_reads));
     let (wanted, news, thread) = start(guest);
     wanted.candidate(0x1000, true);
     let mut before = Vec::new();
@@ -149,9 +151,9 @@ fn a_guest_that_is_gone_with_its_process_lacks_nothing() {
         before.iter().any(|news| matches!(news, FinderEvent::Tasks(_))).then_some(())
     });
     gone.store(true, Ordering::SeqCst);
-    // Requested, and read in vain.
     wanted.modules();
-    std::thread::sleep(MODULES_AT_MOST * 3);
+    let earlier = reads.load(Ordering::SeqCst);
+    eventually("reading in vain", SOON, || (reads.load(Ordering::SeqCst) > earlier).then_some(()));
     let said = rest(&wanted, &news, thread);
     assert!(said.iter().all(|text| !text.contains("could not be read")), "{said:?}");
     assert!(before.iter().all(|news| !matches!(news, FinderEvent::Missing(_))));
@@ -172,10 +174,12 @@ fn lists_that_cannot_be_read_of_a_guest_that_is_there_are_reported() {
 fn why_nothing_is_known_of_units_is_reported_once() {
     let wanted = Arc::new(FinderRequests::default());
     let (sender, news) = channel();
-    let finder = KernelFinder::new(ScriptedGuest::default(), Arc::clone(&wanted), sender).follow_units(true);
+    let guest = ScriptedGuest::default();
+    let reads = Arc::clone(&guest.unit_reads);
+    let finder = KernelFinder::new(guest, Arc::clone(&wanted), sender).follow_units(true);
     wanted.candidate(0x1000, true);
     let thread = std::thread::spawn(move || finder.run());
-    std::thread::sleep(Duration::from_millis(150));
+    eventually("second reading", SOON, || (reads.load(Ordering::SeqCst) >= 2).then_some(()));
     let reported = rest(&wanted, &news, thread);
     let reasons = reported.iter().filter(|text| text.as_str() == "no process systemd-journald was seen");
     assert_eq!(reasons.count(), 1, "{reported:?}");
@@ -203,10 +207,13 @@ fn the_last_candidate_is_tried_at_the_end() {
 
 #[test]
 fn what_was_never_found_is_reported_once() {
-    let (wanted, news, thread) = start(ScriptedGuest { find_fails: usize::MAX, ..Default::default() });
-    wanted.candidate(0x1000, true);
-    std::thread::sleep(Duration::from_millis(30));
-    wanted.candidate(0x1000, true);
+    let guest = ScriptedGuest { find_fails: usize::MAX, ..Default::default() };
+    let finds = Arc::clone(&guest.finds);
+    let (wanted, news, thread) = start(guest);
+    eventually("second attempt", SOON, || {
+        wanted.candidate(0x1000, true);
+        (finds.load(Ordering::SeqCst) >= 2).then_some(())
+    });
     assert_eq!(rest(&wanted, &news, thread), [Missing::NoKernelImage.to_string()]);
 
     let (wanted, news, thread) = start(ScriptedGuest::default());
@@ -216,9 +223,11 @@ fn what_was_never_found_is_reported_once() {
 
 #[test]
 fn a_reader_that_never_comes_is_reported_at_the_end() {
-    let (wanted, news, thread) = start(ScriptedGuest { reader_fails: usize::MAX, ..Default::default() });
+    let guest = ScriptedGuest { reader_fails: usize::MAX, ..Default::default() };
+    let reads = Arc::clone(&guest.reads);
+    let (wanted, news, thread) = start(guest);
     wanted.candidate(0x1000, true);
-    std::thread::sleep(Duration::from_millis(50));
+    eventually("second attempt", SOON, || (reads.load(Ordering::SeqCst) >= 2).then_some(()));
     let kinds = rest(&wanted, &news, thread);
     assert_eq!(kinds.iter().filter(|kind| **kind == Missing::NoKernelImage.to_string()).count(), 1);
 }

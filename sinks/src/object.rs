@@ -14,8 +14,11 @@ use crate::address::BucketAddress;
 use crate::error::{SinkError, innermost, words};
 use crate::{CONNECT_LIMIT, REQUEST_LIMIT, RETRY_LIMIT, USER_AGENT, runtime};
 
-/// Attempts after the first one.
-const RETRIES: usize = 5;
+/// Variable of Amazon's clients with the number of attempts at a request (AWS SDKs and Tools Reference Guide,
+/// Retry behavior).
+const ATTEMPTS: &str = "AWS_MAX_ATTEMPTS";
+/// Their number without that variable.
+const DEFAULT_ATTEMPTS: usize = 6;
 /// Bytes for which a request has one second more.
 const BYTES_PER_SECOND: u64 = 1 << 20;
 
@@ -30,7 +33,7 @@ pub struct ObjectSink {
 impl ObjectSink {
     /// Makes a client by the settings in the environment (`AWS_*`, or the credentials of the instance). Its
     /// requests have at most `longest` bytes, by which their time is limited: 30 s, and a second for each
-    /// MiB.
+    /// MiB. A request that fails is repeated, in 6 attempts at most, or as many as `AWS_MAX_ATTEMPTS` allows.
     ///
     /// # Errors
     /// [`SinkError::Settings`]. Nothing is sent.
@@ -39,9 +42,10 @@ impl ObjectSink {
         let runtime = runtime().map_err(|error| failed(error.to_string()))?;
         let limit = REQUEST_LIMIT + Duration::from_secs(longest / BYTES_PER_SECOND);
         let (init_backoff, max_backoff) = (Duration::from_millis(500), Duration::from_secs(15));
+        let attempts = std::env::var(ATTEMPTS).ok();
         let retry = RetryConfig {
             backoff: BackoffConfig { init_backoff, max_backoff, base: 2.0 },
-            max_retries: RETRIES,
+            max_retries: retries(attempts.as_deref()).map_err(failed)?,
             retry_timeout: RETRY_LIMIT,
         };
         let name = USER_AGENT.parse().map_err(|_| failed("its name is not a header".to_owned()))?;
@@ -92,6 +96,13 @@ impl ObjectSink {
     }
 }
 
+/// Returns the number of attempts after the first one. `attempts` is the value of [`ATTEMPTS`].
+fn retries(attempts: Option<&str>) -> Result<usize, String> {
+    let Some(text) = attempts else { return Ok(DEFAULT_ATTEMPTS - 1) };
+    let number = text.parse().ok().and_then(|number: usize| number.checked_sub(1));
+    number.ok_or_else(|| format!("{ATTEMPTS} is {}: give a number from 1", words(text)))
+}
+
 /// Returns the reason of a failed PUT, and what to do.
 fn reason(error: &object_store::Error, bucket: &str) -> String {
     match error {
@@ -125,4 +136,20 @@ fn request(text: &str) -> Option<String> {
     let (_, rest) = text.split_once("Error performing ")?;
     let (request, _) = rest.split_once(" in ")?;
     Some(words(request))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_environment_limits_attempts() {
+        assert_eq!([None, Some("1"), Some("3")].map(retries), [Ok(5), Ok(0), Ok(2)]);
+        for wrong in ["", "0", "-1", "many"] {
+            assert_eq!(
+                retries(Some(wrong)),
+                Err(format!("AWS_MAX_ATTEMPTS is {wrong}: give a number from 1"))
+            );
+        }
+    }
 }

@@ -238,13 +238,19 @@ fn the_oldest_windows_are_dropped_while_a_sink_is_away_and_counted() {
     let hour = || SystemTime::now().duration_since(UNIX_EPOCH).unwrap().as_secs() / 3_600;
     let begun = hour();
     let windows: Vec<PathBuf> = (0..4).map(|hour| spool.add(hour, &["web"])).collect();
-    let (lake, port) = (spool.lake(), free_port());
-    let away = format!("otlp+http://127.0.0.1:{port}");
+    let (lake, away) = (spool.lake(), "s3://profiles");
+    let settings = [
+        ("AWS_ENDPOINT_URL", format!("http://127.0.0.1:{}", free_port())),
+        ("AWS_ALLOW_HTTP", "true".to_owned()),
+        ("AWS_ACCESS_KEY_ID", "a".to_owned()),
+        ("AWS_SECRET_ACCESS_KEY", "b".to_owned()),
+        ("AWS_MAX_ATTEMPTS", "1".to_owned()),
+    ];
     let size: usize = files(&windows[0]).values().map(Vec::len).sum();
     let limit = format!("{}K", 5 * size / 2 / 1_024);
-    let (to, limits) = (["--to", lake.to_str().unwrap(), "--to", &away], ["--spool-limit", &limit]);
+    let (to, limits) = (["--to", lake.to_str().unwrap(), "--to", away], ["--spool-limit", &limit]);
     let arguments = [&to[..], &limits, &["--metrics", "127.0.0.1:0"]].concat();
-    let mut agent = spool.agent(&arguments, &[]);
+    let mut agent = spool.agent(&arguments, &settings);
     let address = agent.says("counters are at http://").rsplit_once("http://").unwrap().1.to_owned();
     let metrics = || {
         let mut text = String::new();
@@ -264,14 +270,14 @@ fn the_oldest_windows_are_dropped_while_a_sink_is_away_and_counted() {
         let begin = format!("vprof_agent_sink_{name}{{sink=\"{sink}\"}} ");
         text.lines().find_map(|line| line.strip_prefix(&begin)?.parse().ok())
     };
-    eventually("a failed attempt", SOON, || (of(&metrics(), "failures_total", &away)? > 0).then_some(()));
+    eventually("a failed attempt", SOON, || (of(&metrics(), "failures_total", away)? > 0).then_some(()));
     let text = metrics();
     let left = windows.iter().filter(|window| window.exists()).count() as u64;
-    assert_eq!(of(&text, "dropped_windows_total", &away), Some(4 - left), "{text}");
+    assert_eq!(of(&text, "dropped_windows_total", away), Some(4 - left), "{text}");
     assert!((1..4).contains(&left), "{text}");
     assert!(windows[3].exists(), "the newest stays");
     let oldest = windows.iter().position(|window| window.exists()).unwrap() as u64;
-    assert_eq!(of(&text, "oldest_window_timestamp_seconds", &away), Some((FIRST + oldest) * 3_600), "{text}");
+    assert_eq!(of(&text, "oldest_window_timestamp_seconds", away), Some((FIRST + oldest) * 3_600), "{text}");
     assert_eq!(agent.end(), Some(1), "a window is left: {}", agent.seen);
     let state: Value = serde_json::from_slice(&fs::read(spool.path().join("state.json")).unwrap()).unwrap();
     // A window that has ended meanwhile has the number.

@@ -44,12 +44,12 @@ fn agent(directory: &Path, name: &str, arguments: &[&str]) -> Command {
     agent
 }
 
-/// Starts a machine that spins, of a test with this path; returns it with its name, which begins with `name`,
-/// and a directory for agents.
-fn spinning(name: &str, test: &str) -> Option<(TestVm, String, tempfile::TempDir)> {
+/// Starts a machine whose guest rests most of the time, of a test with this path; returns it with its name,
+/// which begins with `name`, and a directory for agents.
+fn resting(name: &str, test: &str) -> Option<(TestVm, String, tempfile::TempDir)> {
     run_as_vmm();
     let name = format!("{name}-{}", std::process::id());
-    let vm = TestVm::start_named(test, "spin", &name)?;
+    let vm = TestVm::start_named(test, "rest", &name)?;
     Some((vm, name, tempfile::tempdir().unwrap()))
 }
 
@@ -112,7 +112,7 @@ fn await_second_recording(directory: &Path, first: &Path) {
 #[test]
 fn a_window_is_in_the_lake_and_the_next_agent_continues() {
     let test = "agent::a_window_is_in_the_lake_and_the_next_agent_continues";
-    let Some((_vm, name, directory)) = spinning("lake", test) else { return };
+    let Some((_vm, name, directory)) = resting("lake", test) else { return };
     let own = directory.path();
     let first =
         TestAgent::start(agent(own, &name, &["--window", "10m", "--label", "team=db", "--one-of", "1"]));
@@ -166,7 +166,7 @@ fn threads(pid: u32) -> Vec<String> {
 #[test]
 fn a_recorder_has_no_threads_that_only_a_terminal_or_a_console_needs() {
     let test = "agent::a_recorder_has_no_threads_that_only_a_terminal_or_a_console_needs";
-    let Some((_vm, name, directory)) = spinning("threads", test) else { return };
+    let Some((_vm, name, directory)) = resting("threads", test) else { return };
     let agent = TestAgent::start(agent(directory.path(), &name, &["--window", "10m"]));
     recording(directory.path());
     let recorder = child_of(child_of(agent.0.id()));
@@ -178,7 +178,7 @@ fn a_recorder_has_no_threads_that_only_a_terminal_or_a_console_needs() {
 #[test]
 fn a_hangup_starts_the_agent_again_in_the_same_window() {
     let test = "agent::a_hangup_starts_the_agent_again_in_the_same_window";
-    let Some((_vm, name, directory)) = spinning("hangup", test) else { return };
+    let Some((_vm, name, directory)) = resting("hangup", test) else { return };
     let own = directory.path();
     let agent = TestAgent::start(agent(own, &name, &["--window", "10m"]));
     let first = recording(own);
@@ -193,7 +193,7 @@ fn a_hangup_starts_the_agent_again_in_the_same_window() {
 #[test]
 fn a_killed_agent_stops_no_thread_and_the_next_one_writes_its_window() {
     let test = "agent::a_killed_agent_stops_no_thread_and_the_next_one_writes_its_window";
-    let Some((vm, name, directory)) = spinning("killed", test) else { return };
+    let Some((vm, name, directory)) = resting("killed", test) else { return };
     let own = directory.path();
     let first = TestAgent::start(agent(own, &name, &["--window", "1m", "--engine", "ptrace"]));
     let profile = recording(own);
@@ -219,12 +219,12 @@ fn a_killed_agent_stops_no_thread_and_the_next_one_writes_its_window() {
 #[test]
 fn recorders_begin_again_if_their_process_is_killed() {
     let test = "agent::recorders_begin_again_if_their_process_is_killed";
-    let Some((_vm, name, directory)) = spinning("again", test) else { return };
+    let Some((_vm, name, directory)) = resting("again", test) else { return };
     let own = directory.path();
     let agent = TestAgent::start(agent(own, &name, &["--window", "10m"]));
     let begun = Instant::now();
     let first = recording(own);
-    // One that ends within a second is not started again.
+    // Recorders that end within a second are not started again, because they cannot be started.
     std::thread::sleep(Duration::from_secs(2).saturating_sub(begun.elapsed()));
     kill(Pid::from_raw(child_of(agent.0.id()).cast_signed()), Signal::SIGKILL).unwrap();
     await_second_recording(own, &first);
@@ -238,9 +238,9 @@ fn recorders_begin_again_if_their_process_is_killed() {
 #[test]
 fn the_next_window_begins_where_the_last_one_ends() {
     let test = "agent::the_next_window_begins_where_the_last_one_ends";
-    let Some((_vm, name, directory)) = spinning("follows", test) else { return };
+    let Some((_vm, name, directory)) = resting("follows", test) else { return };
     let own = directory.path();
-    let agent = TestAgent::start(agent(own, &name, &["--window", "10s", "--engine", "bpf"]));
+    let agent = TestAgent::start(agent(own, &name, &["--window", "2s", "--engine", "bpf"]));
     let written = || files(&own.join("lake/v1/vms"), ".parquet");
     eventually("four windows", 2 * BEGIN, || (written().len() >= 4).then_some(()));
     agent.signal(Signal::SIGTERM);
@@ -258,7 +258,7 @@ fn the_next_window_begins_where_the_last_one_ends() {
 #[test]
 fn a_machine_that_ends_has_its_recording_in_the_window_and_counters_are_served() {
     let test = "agent::a_machine_that_ends_has_its_recording_in_the_window_and_counters_are_served";
-    let Some((vm, name, directory)) = spinning("ended", test) else { return };
+    let Some((vm, name, directory)) = resting("ended", test) else { return };
     let own = directory.path();
     let mut agent = TestAgent::start(agent(own, &name, &["--window", "10m", "--metrics", "127.0.0.1:0"]));
     let mut messages = BufReader::new(agent.0.stderr.take().unwrap());

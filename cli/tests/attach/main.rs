@@ -19,7 +19,7 @@ use support::{
 };
 use testkit::{OwnProcess, Terminal, eventually};
 use vmm::config::FLAT_ENTRY;
-use vmm::{Machine, Unobserved, VmConfig, kvm_check};
+use vmm::{Exit, Machine, Observer, Tick, VmConfig, kvm_check};
 
 const SOON: Duration = Duration::from_secs(20);
 /// Variable that is set in the VMM.
@@ -28,17 +28,42 @@ const VMM: &str = "VPROF_TEST_VMM";
 const SPIN: &[u8] = &[0xeb, 0xfe];
 /// `1: mov $20000, %ecx; 2: dec %ecx; jnz 2b; out %al, $0x80; jmp 1b`
 const EXITS: &[u8] = &[0xb9, 0x20, 0x4e, 0, 0, 0xff, 0xc9, 0x75, 0xfc, 0xe6, 0x80, 0xeb, 0xf3];
+/// `1: mov $2000000, %ecx; 2: dec %ecx; jnz 2b; out %al, $0x81; jmp 1b`: the loop takes about a millisecond.
+const RESTS: &[u8] = &[0xb9, 0x80, 0x84, 0x1e, 0, 0xff, 0xc9, 0x75, 0xfc, 0xe6, REST_PORT, 0xeb, 0xf3];
+const REST_PORT: u8 = 0x81;
 
-/// A VMM with two vCPUs: the first spins, the second waits for its start.
+/// Observer of a vCPU whose VMM sleeps when the guest writes to [`REST_PORT`]: the guest uses a fifth of a
+/// CPU, because most tests need a guest with samples and leave the rest of the CPU to other tests.
+struct Resting;
+
+impl Observer for Resting {
+    fn started(&mut self) -> Option<Duration> {
+        None
+    }
+
+    fn exited(&mut self, exit: Exit, _: u64) {
+        if exit == (Exit::Io { port: REST_PORT.into(), write: true }) {
+            std::thread::sleep(Duration::from_millis(4));
+        }
+    }
+
+    fn ticked(&mut self, _: &Tick<'_>) -> Option<Duration> {
+        None
+    }
+}
+
+/// A VMM with two vCPUs: the first runs, the second waits for its start.
 struct TestVm(OwnProcess);
 
 impl TestVm {
-    /// Starts this binary again for the test `test`. Returns `None` if there is no KVM and none is required.
+    /// Starts this binary again for the test `test`, with a guest that rests most of the time. Returns `None`
+    /// if there is no KVM and none is required.
     fn start(test: &str) -> Option<Self> {
-        Self::start_as(test, "spin")
+        Self::start_as(test, "rest")
     }
 
-    /// Starts a VMM like [`Self::start`]; with `exits`, its first vCPU leaves the guest all the time.
+    /// Starts a VMM like [`Self::start`]; with `spin`, its first vCPU never leaves the guest by itself, with
+    /// `exits` it does all the time.
     fn start_as(test: &str, role: &str) -> Option<Self> {
         Self::start_program(Command::new(std::env::current_exe().unwrap()), test, role)
     }
@@ -106,9 +131,13 @@ impl AttachedVprof {
 /// Runs as the VMM if this process was started for it. A line on its input starts another program.
 fn run_as_vmm() {
     let Ok(role) = std::env::var(VMM) else { return };
-    let code = if role == "exits" { EXITS } else { SPIN };
+    let code = match role.as_str() {
+        "rest" => RESTS,
+        "exits" => EXITS,
+        _ => SPIN,
+    };
     let config = VmConfig { vcpus: 2, memory_bytes: 64 << 20, ..VmConfig::flat(code) };
-    let machine = Machine::start(config, |_| Unobserved).unwrap();
+    let machine = Machine::start(config, |_| Resting).unwrap();
     println!("it runs");
     std::thread::spawn(|| {
         if std::io::stdin().lines().next().is_some() {
@@ -128,7 +157,7 @@ fn json(output: &Output) -> Value {
 #[test]
 fn a_profile_of_a_vm_that_runs_already() {
     run_as_vmm();
-    let Some(vm) = TestVm::start("a_profile_of_a_vm_that_runs_already") else { return };
+    let Some(vm) = TestVm::start_as("a_profile_of_a_vm_that_runs_already", "spin") else { return };
     let directory = tempfile::tempdir().unwrap();
     let profile = directory.path().join("a.vprof");
     let mut attach = vprof(["attach", &vm.pid(), "-F", "500", "-d", "2s", "--json", "-o"]);
@@ -275,7 +304,7 @@ fn the_first_signal_ends_a_run_whose_half_is_stopped() {
     let half = child_of(attached.vprof.id());
     signal(half, nix::sys::signal::Signal::SIGSTOP);
     // The guard ends a half that is stopped by chance while it holds a vCPU.
-    std::thread::sleep(Duration::from_millis(500));
+    eventually("a half that holds nothing", SOON, || (has_stopped(half) && !vm.is_held()).then_some(()));
     let states = thread_states(half);
     let stopped = states.contains(&'T');
     assert!(stopped || meta_of(&attached.profile, "engine").contains("ptrace"), "{states:?}");
@@ -384,7 +413,7 @@ fn a_process_without_a_vm_is_refused() {
 fn a_live_view_that_the_guard_ends_leaves_the_terminal_as_it_was() {
     run_as_vmm();
     let test = "a_live_view_that_the_guard_ends_leaves_the_terminal_as_it_was";
-    let Some(vm) = TestVm::start(test) else { return };
+    let Some(vm) = TestVm::start_as(test, "spin") else { return };
     let directory = tempfile::tempdir().unwrap();
     // A shell that is not interactive leaves modes alone.
     let mut shell = Command::new("sh");
@@ -422,6 +451,7 @@ fn a_live_view_that_the_guard_ends_leaves_the_terminal_as_it_was() {
         if vm.is_held() || !signal(nix::sys::signal::Signal::SIGCONT) {
             break;
         }
+        // The next stop meets another part of the interval between two ticks.
         std::thread::sleep(Duration::from_millis(7));
     }
     terminal.until("the shell", |text| text.contains("ended: 1"));

@@ -41,7 +41,7 @@ fn a_watch_reports_a_vm_that_is_stopped() {
 #[test]
 fn a_watch_reports_a_vcpu_without_a_cpu() {
     run_as_vmm();
-    let Some(vm) = TestVm::start("watch::a_watch_reports_a_vcpu_without_a_cpu") else { return };
+    let Some(vm) = TestVm::start_as("watch::a_watch_reports_a_vcpu_without_a_cpu", "spin") else { return };
     let mut hog = None;
     let spin = || Command::new("taskset").args(["1", "sh", "-c", "while :; do :; done"]).spawn().unwrap();
     let stall = first_stall(&vm, "starved", || {

@@ -233,7 +233,7 @@ fn start(mut command: Command, lines: usize, place: &str) -> (OwnProcess, Vec<St
     let out = BufReader::new(process.stdout.take().expect("a pipe"));
     let found: Vec<String> = out.lines().take(lines).map(|line| line.expect("a line")).collect();
     assert_eq!(found.len(), lines, "{place}: threads");
-    // Those that have just printed go to sleep.
+    // Threads that have just printed go to sleep, which they cannot print.
     std::thread::sleep(std::time::Duration::from_millis(100));
     (process, found)
 }
@@ -265,6 +265,7 @@ fn compare(walker: &mut Walker, line: &str, place: &str) -> Option<i32> {
 fn busy(walker: &mut Walker, tid: i32, place: &str) {
     let (mut bad, mut innermost) = (Vec::new(), HashMap::new());
     for _ in 0..SAMPLES {
+        // Samples are that far apart, because the thread then is in another function.
         std::thread::sleep(std::time::Duration::from_millis(2));
         let walked = walker.walk(tid);
         let names: Vec<&str> =

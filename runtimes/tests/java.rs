@@ -126,6 +126,7 @@ fn busy(walker: &mut Walker<JavaProcess>, place: &str) {
     let tid = thread(walker.pid, "busy");
     let (mut bad, mut kinds, mut doubtful) = (Vec::new(), HashMap::new(), 0);
     for _ in 0..SAMPLES {
+        // Samples are that far apart, because the thread then is in another function.
         std::thread::sleep(std::time::Duration::from_millis(2));
         let walked = walker.walk(tid);
         let names: Vec<&str> =

@@ -78,7 +78,7 @@ fn check(node: &Path, options: &[&str], warm: &str, code: ChainCode) {
     let wanted: Vec<&str> = line.split('\t').skip_while(|frame| !frame.starts_with("stop|")).collect();
     assert!(wanted.len() > 20, "{line}");
     let wanted: Vec<&str> = wanted.into_iter().filter(is_shown).collect();
-    // It reports, then blocks.
+    // It reports, then blocks, which it cannot report.
     std::thread::sleep(std::time::Duration::from_millis(200));
     let walked = walk(&mut Walker::new(process.id()));
     let place = format!("{node:?} {options:?} {warm}");
@@ -116,6 +116,7 @@ fn busy(node: &Path, options: &[&str]) -> usize {
     let mut walker = Walker::new(process.id());
     let (mut bad, mut kinds, mut doubtful, mut lines) = (Vec::new(), HashMap::new(), 0, 0);
     for _ in 0..SAMPLES {
+        // Samples are that far apart, because the thread then is in another function.
         std::thread::sleep(std::time::Duration::from_millis(2));
         let walked = walk(&mut walker);
         let names: Vec<&str> =

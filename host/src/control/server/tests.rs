@@ -110,13 +110,12 @@ fn writing_is_answered_by_what_came_after() {
     let stage = Stage::new();
     let mut client = stage.client();
     let waiting = std::thread::spawn(move || client.ask(&Request::Write).unwrap());
-    for ms in 1.. {
-        std::thread::sleep(Duration::from_millis(20));
-        if waiting.is_finished() {
-            break;
-        }
+    let mut ms = 0;
+    testkit::eventually("an answer", Duration::from_secs(20), || {
+        ms += 1;
         stage.batch(ms);
-    }
+        waiting.is_finished().then_some(())
+    });
     assert_eq!(waiting.join().unwrap()["profile"], "/tmp/x.vprof");
 }
 

@@ -53,6 +53,9 @@ fn text(inspection: &ImageInspection) -> String {
         words.extend(volume.uuid.as_ref().map(|uuid| format!("UUID {}", escaped(uuid))));
         words.extend(volume.partition_uuid.as_ref().map(|uuid| format!("PARTUUID {}", escaped(uuid))));
         words.extend(volume.dirty.then(|| "not unmounted".to_owned()));
+        words.extend(volume.journal_error.as_ref().map(|error| {
+            format!("its journal can't be replayed ({}), so files may be older", escaped(error))
+        }));
         words.extend(volume.error.as_ref().map(|error| format!("can't be read: {}", escaped(error))));
         lines.push(words.join("  "));
     }

@@ -138,12 +138,21 @@ pub fn has_systemd(survey: &DiskSurvey, words: &str) -> Option<bool> {
     Some(["/usr/lib/systemd/systemd", "/lib/systemd/systemd"].iter().any(|path| files.is_file(path)))
 }
 
-/// Returns notes for the user on the root that the words name.
+/// Returns notes for the user on the root that the words name, and on journals that were not replayed.
 pub fn root_notes(survey: &DiskSurvey, words: &str) -> Vec<String> {
-    let Some(root) = root_of(survey, words) else { return Vec::new() };
-    let (Some(volume), place) = (survey.volumes.get(root), survey.place(root)) else { return Vec::new() };
+    let mut notes: Vec<String> = (survey.volumes.iter().enumerate())
+        .filter_map(|(index, volume)| {
+            let (place, reason) = (survey.place(index), volume.unreplayed.as_ref()?);
+            let reason = reason.to_string();
+            Some(format!(
+                "the journal of {place} can't be replayed ({}), so its files may be older",
+                escaped(&reason)
+            ))
+        })
+        .collect();
+    let Some(root) = root_of(survey, words) else { return notes };
+    let (Some(volume), place) = (survey.volumes.get(root), survey.place(root)) else { return notes };
     let signature = volume.signature.as_ref();
-    let mut notes = Vec::new();
     if signature.is_some_and(|signature| signature.is_encrypted()) {
         notes.push(format!("{place} is encrypted: the guest asks for its passphrase on the console"));
     }

@@ -18,7 +18,7 @@ use symbols::names::{GuestFiles, OpenFiles};
 
 use super::contents::{DiskContents, DiskPart};
 use super::partition;
-use super::volume::ext4;
+use super::volume::ext4::ExtPart;
 use super::volume::signature::VolumeSignature;
 
 /// Most directories between the root and a mount point.
@@ -33,7 +33,7 @@ struct MachineDisks {
     id: u64,
     disks: Vec<DiskContents>,
     /// Ext4 file systems on the disks, found at the first use.
-    volumes: OnceLock<Vec<DiskPart>>,
+    volumes: OnceLock<Vec<ExtPart>>,
 }
 
 /// File that is open: machine, file system, path and reader.
@@ -64,7 +64,7 @@ pub fn open(disks: Vec<DiskContents>) -> OpenFiles {
 }
 
 /// Returns the ext4 file systems on a disk.
-fn volumes(disk: &DiskContents) -> Vec<DiskPart> {
+fn volumes(disk: &DiskContents) -> Vec<ExtPart> {
     let Ok(whole) = DiskPart::whole(disk.clone()) else { return Vec::new() };
     let parts = match partition::read(&whole) {
         Ok(Some(table)) => table.partitions.iter().map(|p| whole.part(p.start, p.length)).collect(),
@@ -72,11 +72,11 @@ fn volumes(disk: &DiskContents) -> Vec<DiskPart> {
     };
     let is_ext =
         |part: &DiskPart| VolumeSignature::from_part(part).is_some_and(|found| found.name.starts_with("ext"));
-    parts.into_iter().filter(is_ext).collect()
+    parts.into_iter().filter(is_ext).map(ExtPart::new).collect()
 }
 
 impl MachineDisks {
-    fn volumes(&self) -> &[DiskPart] {
+    fn volumes(&self) -> &[ExtPart] {
         self.volumes.get_or_init(|| self.disks.iter().flat_map(volumes).take(MOST_VOLUMES).collect())
     }
 
@@ -88,7 +88,7 @@ impl MachineDisks {
             let fs = loaded
                 .volumes
                 .entry(index)
-                .or_insert_with(|| self.volumes().get(index).and_then(|part| ext4::load(part).ok()));
+                .or_insert_with(|| self.volumes().get(index).and_then(|part| part.load().ok()));
             fs.as_ref().and_then(ask)
         })
     }

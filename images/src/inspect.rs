@@ -48,6 +48,8 @@ pub struct VolumeSummary {
     pub partition_uuid: Option<String>,
     /// True if the file system was not unmounted.
     pub dirty: bool,
+    /// Reason for which its journal was not replayed, so that files may be older than the last change.
+    pub journal_error: Option<String>,
     /// True if vprof can read the files.
     pub readable: bool,
     /// Reason for which vprof cannot read a file system that it knows.
@@ -133,6 +135,7 @@ fn volumes(survey: &DiskSurvey, disk: &DiskPart) -> Vec<VolumeSummary> {
             label: signature.label,
             partition_uuid: partition.map(|partition| partition.uuid.clone()),
             dirty: signature.dirty,
+            journal_error: volume.unreplayed.as_ref().map(ToString::to_string),
             readable: volume.readable().is_some(),
             error: volume.files.as_ref().and_then(|files| files.as_ref().err().map(ToString::to_string)),
         }

@@ -97,7 +97,7 @@ impl DiskSurvey {
         };
         let is_candidate = |index: &usize| {
             let name = self.volumes.get(*index).and_then(DiskVolume::name);
-            name.is_some_and(|name| !matches!(name, "vfat" | "swap" | "LVM" | "Linux RAID"))
+            name.is_some_and(|name| !matches!(name, "vfat" | "swap" | "jbd" | "LVM" | "Linux RAID"))
         };
         let length = |index: &usize| self.volumes.get(*index).and_then(|volume| volume.part.length());
         let largest = || all().filter(is_candidate).max_by_key(length);

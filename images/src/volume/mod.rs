@@ -9,6 +9,7 @@ pub mod table;
 use std::{fmt, io};
 
 use super::contents::DiskPart;
+use ext4::{ExtPart, JournalError};
 use signature::VolumeSignature;
 use text::units;
 
@@ -85,18 +86,24 @@ pub struct DiskVolume {
     /// Files, or the reason for which they cannot be read; `None` for contents whose files vprof does not
     /// read.
     pub files: Option<Result<Box<dyn VolumeFiles>, VolumeError>>,
+    /// Failure to replay the journal of a file system that was not unmounted; its files may be older than the
+    /// last change.
+    pub unreplayed: Option<JournalError>,
 }
 
 impl DiskVolume {
     /// Recognizes the contents of a part of a disk, and opens its file system.
     pub fn open(part: DiskPart) -> Self {
         let signature = VolumeSignature::from_part(&part);
-        let files = match signature.as_ref().map(|signature| signature.name) {
-            Some("ext2" | "ext3" | "ext4") => Some(ext4::open(&part)),
-            Some("vfat") => Some(fat::open(&part)),
-            _ => None,
+        let (files, unreplayed) = match signature.as_ref().map(|signature| signature.name) {
+            Some("ext2" | "ext3" | "ext4") => {
+                let ext = ExtPart::new(part.clone());
+                (Some(ext.open()), ext.unreplayed)
+            }
+            Some("vfat") => (Some(fat::open(&part)), None),
+            _ => (None, None),
         };
-        Self { part, signature, files }
+        Self { part, signature, files, unreplayed }
     }
 
     /// Returns the files of the volume if they can be read.

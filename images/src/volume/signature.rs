@@ -66,11 +66,12 @@ impl VolumeHead {
     }
 }
 
-/// Recognizes ext2, ext3 and ext4 (Documentation/filesystems/ext4/super.rst of Linux 6.1).
+/// Recognizes ext2, ext3, ext4 and their external journals (Documentation/filesystems/ext4/super.rst of Linux 6.1).
 fn ext(head: &VolumeHead) -> Option<VolumeSignature> {
     const SUPER: usize = 1024;
     const COMPAT_HAS_JOURNAL: u32 = 0x4;
     const INCOMPAT_RECOVER: u32 = 0x4;
+    const INCOMPAT_JOURNAL_DEV: u32 = 0x8;
     const INCOMPAT_64BIT: u32 = 0x80;
     /// Extents, and others that only ext4 has: meta block groups excluded.
     const INCOMPAT_EXT4: u32 = 0x40 | INCOMPAT_64BIT | 0x200 | 0x400 | 0x1000 | 0x2000 | 0x8000;
@@ -82,7 +83,10 @@ fn ext(head: &VolumeHead) -> Option<VolumeSignature> {
     let blocks = u64::from(high) << 32 | u64::from(head.word(SUPER + 4)?);
     let block = 1_u64.checked_shl(head.word(SUPER + 0x18)?.saturating_add(10));
     Some(VolumeSignature {
-        name: if incompat & INCOMPAT_EXT4 != 0 {
+        name: if incompat & INCOMPAT_JOURNAL_DEV != 0 {
+            // A journal for a file system elsewhere, by the name that blkid has for it.
+            "jbd"
+        } else if incompat & INCOMPAT_EXT4 != 0 {
             "ext4"
         } else if compat & COMPAT_HAS_JOURNAL != 0 {
             "ext3"

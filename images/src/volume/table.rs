@@ -45,5 +45,5 @@ pub fn volume(files: BTreeMap<String, Vec<u8>>) -> DiskVolume {
     let nothing = DiskContents::Raw(Arc::new(File::open("/dev/null").expect("/dev/null")));
     let part = DiskPart::whole(nothing).expect("a size");
     let files: Box<dyn VolumeFiles> = Box::new(FileTable(files));
-    DiskVolume { part, signature: None, files: Some(Ok(files)) }
+    DiskVolume { part, signature: None, files: Some(Ok(files)), unreplayed: None }
 }

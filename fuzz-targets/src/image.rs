@@ -30,7 +30,7 @@ struct SoundDisk {
 static SOUND: LazyLock<Vec<SoundDisk>> = LazyLock::new(|| {
     let (fat, ext4, gpt) = (disks::fat(), disks::ext4(), disks::gpt());
     let packed = [disks::qcow2(&ext4), disks::qcow2(&gpt)];
-    let disks = [fat, ext4, gpt, disks::mbr()].into_iter().chain(packed);
+    let disks = [fat, ext4, gpt, disks::mbr(), disks::journaled()].into_iter().chain(packed);
     let used = |bytes: &[u8]| (0..bytes.len()).filter(|at| bytes[*at] != 0).collect();
     let directory = input::directory();
     let path = directory.path().join("disk");

@@ -76,6 +76,33 @@ pub fn ext4() -> Vec<u8> {
     volume.finish()
 }
 
+/// Returns a disk like that of [`ext4`] that was not unmounted: its root directory is only in the journal
+/// (Documentation/filesystems/ext4/journal.rst of Linux), which has no checksums.
+pub fn journaled() -> Vec<u8> {
+    let mut volume = Ext4Writer { disk: vec![0; 128 * BLOCK], next_block: DATA, next_inode: 12 };
+    let root = volume.tree("", &configurations());
+    let home = volume.next_block;
+    volume.inode(2, 0x41ed, &root);
+    volume.put(home * BLOCK, &[0; BLOCK]);
+    // The superblock: size of a block, blocks, first block of the log, its first transaction, its start. Then
+    // a descriptor with one tag, the last one; the copy; a commit.
+    let (size, home) = (BLOCK as u32, home as u32);
+    let blocks: [&[u32]; 3] = [&[4, 0, size, 6, 1, 1, 1], &[1, 1, home, 8], &[2, 1]];
+    let [superblock, descriptor, commit] = blocks.map(|words| {
+        let words = [&[0xc03b_3998][..], words].concat();
+        let mut block: Vec<u8> = words.into_iter().flat_map(u32::to_be_bytes).collect();
+        block.resize(BLOCK, 0);
+        block
+    });
+    volume.inode(8, 0x8180, &[superblock, descriptor, root, commit, vec![0; 2 * BLOCK]].concat());
+    let mut disk = volume.finish();
+    // Features: a journal; types in directories, extents, "needs recovery". The journal's inode.
+    for (offset, value) in [(92, 4_u32), (96, 0x46), (224, 8)] {
+        disk[BLOCK + offset..BLOCK + offset + 4].copy_from_slice(&value.to_le_bytes());
+    }
+    disk
+}
+
 struct Ext4Writer {
     disk: Vec<u8>,
     next_block: usize,

@@ -10,7 +10,7 @@ use std::time::Duration;
 use testkit::eventually;
 
 use crate::kernel::kernel_of;
-use crate::{ActiveRun, GuestTurn, Run, images, vprof};
+use crate::{ActiveRun, GuestTurn, Run, Sharing, images, vprof};
 
 /// The emulator.
 pub(crate) const QEMU: &str = "qemu-system-x86_64";
@@ -52,7 +52,7 @@ impl EmulatedGuest {
     /// # Panics
     /// As [`Self::start`].
     pub fn start_image(image: &str, options: &[&str], script: &str) -> Self {
-        let turn = GuestTurn::next_to_others();
+        let turn = GuestTurn::take(Sharing::NextToOthers, ATTACH_LIMIT);
         let directory = tempfile::tempdir().expect("a temporary directory");
         let image = images().join(image);
         let (kernel, initrd) = kernel_of(&image, directory.path());

@@ -27,7 +27,7 @@ use testkit::events::{EmulationFailure, repeated};
 
 use crate::emulated::{QEMU, add_command, connected};
 use crate::kernel::kernel_of;
-use crate::{GuestTurn, REPEATS, Run, images, vprof};
+use crate::{GuestTurn, REPEATS, Run, Sharing, images, vprof};
 
 /// Limit of a script: a host that does not answer for so long is frozen.
 const LIMIT: Duration = Duration::from_secs(40);
@@ -153,7 +153,7 @@ fn once_with(
 
 impl KvmHost {
     fn boot(disk: Option<&Path>) -> Self {
-        let turn = GuestTurn::alone();
+        let turn = GuestTurn::take(Sharing::Alone, LIMIT);
         let directory = tempfile::tempdir().expect("a temporary directory");
         let image = images().join("kvm-host.img");
         let (kernel, initrd) = kernel_of(&image, directory.path());

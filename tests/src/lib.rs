@@ -8,8 +8,9 @@
 //! assert!(run.report().process("spin").share > 0.5);
 //! ```
 //!
-//! A guest runs alone, since two would share the host's CPUs and blur each other's time, unless its test says
-//! that it does not measure ([`Guest::next_to_others`]).
+//! A guest runs alone because two would share the host's CPUs and blur each other's time. Two run at once if
+//! their tests measure nothing ([`Guest::next_to_others`]), or if each needs one CPU only and gets it for itself
+//! ([`Guest::on_own_cpu`]).
 
 pub mod corpus;
 mod emulated;
@@ -38,7 +39,7 @@ pub use run::{ActiveRun, Run};
 pub use testkit::Terminal;
 use testkit::events::{EmulationFailure, repeated};
 
-use turn::GuestTurn;
+use turn::{GuestTurn, Sharing};
 
 /// SQL query of the frames at probes, where the guest is while exact mode switches to the host and back.
 pub const FRAMES_AT_PROBES: &str = "SELECT id FROM frame WHERE kind = 'kernel' AND \"offset\" < 10 \
@@ -58,7 +59,7 @@ pub struct Guest {
     limit: Duration,
     write_through: bool,
     in_place: bool,
-    next_to_others: bool,
+    sharing: Sharing,
 }
 
 /// Limit of a guest, which takes far less: a broken guest must not delay all other tests.
@@ -102,14 +103,21 @@ impl Guest {
             limit: RUN_LIMIT,
             write_through: false,
             in_place: false,
-            next_to_others: false,
+            sharing: Sharing::Alone,
         }
     }
 
     /// Lets the guest run at the same time as guests of other tests: no assertion of its test depends on its
     /// speed.
     pub fn next_to_others(mut self) -> Self {
-        self.next_to_others = true;
+        self.sharing = Sharing::NextToOthers;
+        self
+    }
+
+    /// Lets the guest, which has one vCPU, run at the same time as other such guests, each on a CPU of this
+    /// machine: assertions may depend on its speed.
+    pub fn on_own_cpu(mut self) -> Self {
+        self.sharing = Sharing::OwnCpu;
         self
     }
 
@@ -179,13 +187,13 @@ impl Guest {
 
     /// Calls `work`, which runs guests itself, while no other guest runs.
     pub fn alone<T>(work: impl FnOnce() -> T) -> T {
-        let _turn = GuestTurn::alone();
+        let _turn = GuestTurn::take(Sharing::Alone, RUN_LIMIT);
         work()
     }
 
     /// Starts the guest.
     pub fn start(self) -> ActiveRun {
-        let turn = if self.next_to_others { GuestTurn::next_to_others() } else { GuestTurn::alone() };
+        let turn = GuestTurn::take(self.sharing, self.limit);
         let directory = tempfile::tempdir().expect("a temporary directory");
         let profile = directory.path().join("out.vprof");
         let mut command = Command::new(vprof());

@@ -14,6 +14,7 @@ use testkit::events::{EmulationFailure, failed_by_emulation};
 
 use crate::GuestTurn;
 use crate::report::Report;
+use crate::turn::restrict;
 
 /// Pause between two checks of a run.
 const PAUSE: Duration = Duration::from_millis(20);
@@ -59,12 +60,16 @@ pub struct Run {
 
 impl ActiveRun {
     pub(crate) fn spawn(
-        command: Command,
+        mut command: Command,
         directory: tempfile::TempDir,
         profile: PathBuf,
         limit: Duration,
         turn: GuestTurn,
     ) -> Self {
+        if let Some(cpus) = turn.cpus() {
+            // SAFETY: one system call on a value that the closure owns.
+            unsafe { command.pre_exec(move || restrict(&cpus)) };
+        }
         let mut running = Self::in_turn(command, directory, profile, limit);
         running.turn = Some(turn);
         running

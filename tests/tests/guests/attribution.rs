@@ -17,7 +17,7 @@ pub(crate) fn mixture(kernel: &'static str) -> &'static Run {
         "6.12" => (&NEWER, Guest::demo_with_kernel("6.12")),
         _ => (&DEFAULT, Guest::demo()),
     };
-    run.get_or_init(|| guest.options(["--rate", "1000"]).script(MIXTURE).run().succeeded())
+    run.get_or_init(|| guest.on_own_cpu().options(["--rate", "1000"]).script(MIXTURE).run().succeeded())
 }
 
 /// Returns the CPU seconds that `split` printed for one of its processes.

@@ -15,7 +15,7 @@ const MIXTURE: &str = "threads --seconds 2 --cpu 0 & from=$(date +%s%N); sleep 1
 /// Returns the run of the mixture on the demo image.
 fn mixture() -> &'static Run {
     static RUN: OnceLock<Run> = OnceLock::new();
-    RUN.get_or_init(|| watched(Guest::demo(), MIXTURE))
+    RUN.get_or_init(|| watched(Guest::demo().on_own_cpu(), MIXTURE))
 }
 
 pub(crate) fn watched(guest: Guest, script: &str) -> Run {

@@ -59,12 +59,16 @@ const NEXT_TO_OTHERS: &[&str] = &[
     "jit::",
     "kernels::",
     "lifecycle::",
+    "mem::",
     "names::",
     "network::",
     "output::",
     "qcow2::",
     "stacks::",
+    "trip::",
 ];
+/// Number of guest tests that run or wait at a time.
+const THREADS: [&str; 2] = ["--test-threads", "16"];
 /// Maximum number of guest tests that fail by the emulation and are run again: more failures have another
 /// cause.
 const MAX_REPEATED: usize = 8;
@@ -387,10 +391,11 @@ impl TestSession<'_> {
             command.env(testkit::events::EVENTS, file.path()).args(arguments);
             self.timings.measure(step, || outcome::run(command, OutputMode::PassedOn))
         };
-        // Several tests may wait for one guest: the harness bounds the guests.
-        let others = run("guests side by side", &[NEXT_TO_OTHERS, &["--test-threads", "8"]].concat())?;
+        // Several tests may wait for one guest. The harness bounds the guests, and runs those alone that share
+        // no CPU.
+        let others = run("guests side by side", &[NEXT_TO_OTHERS, &THREADS].concat())?;
         let skipped = NEXT_TO_OTHERS.iter().flat_map(|module| ["--skip", module]);
-        let alone: Vec<&str> = skipped.chain(["--test-threads", "1"]).collect();
+        let alone: Vec<&str> = skipped.chain(THREADS).collect();
         let alone = run("guests that measure", &alone)?;
         let events = HarnessEvents::read(file.path())?;
         let failed = others.failed().zip(alone.failed()).map(|(others, alone)| [others, alone].concat());

@@ -3,13 +3,26 @@
 
 use vprof_tests::{Guest, RemovedPart, Run, images, kernel_without};
 
+use crate::trip;
+
 /// Works in user space and in the kernel, and prints facts about the kernel.
 const SCRIPT: &str = "uname -r; grep -m 1 flags /proc/cpuinfo; grep ' _text$' /proc/kallsyms; cat /proc/interrupts \
-     >/dev/null; spin --seconds 0.7; syscalls --call read --seconds 0.7";
+     >/dev/null; spin --seconds 1.5; syscalls --call read --seconds 1.5";
+/// Rate of the samples: lower than by default, because an emulated guest pays for each of them while it boots.
+const RATE: &str = "500";
 
-/// Asserts all that a report promises of a kernel that is known.
+/// Runs [`SCRIPT`], and asserts all that a report promises of a kernel that is known.
 fn everything_is_named(guest: Guest) -> Run {
-    let run = guest.next_to_others().options(["--rate", "1000"]).script(SCRIPT).run().succeeded();
+    everything_is_named_with(guest, SCRIPT)
+}
+
+fn everything_is_named_with(guest: Guest, script: &str) -> Run {
+    let run = guest.next_to_others().options(["--rate", RATE]).script(script).run().succeeded();
+    assert_named(&run);
+    run
+}
+
+fn assert_named(run: &Run) {
     let report = run.report();
     let release = report.get("kernel").as_str().expect("a release").to_owned();
     assert!(run.stdout.lines().any(|line| line.trim() == release), "{release} in {}", run.stdout);
@@ -35,8 +48,7 @@ fn everything_is_named(guest: Guest) -> Run {
     // The timer's interrupts alone.
     let vcpus = report.vcpus();
     assert!(vcpus.iter().all(|vcpu| (0.01..0.5).contains(&vcpu.hardirq)), "{vcpus:?}");
-    the_cpus_accounting_adds_up(&run);
-    run
+    the_cpus_accounting_adds_up(run);
 }
 
 /// Asserts that a CPU's accounted times since their first reading add up to about the time since then.
@@ -89,9 +101,14 @@ fn debian_13s_6_12() {
     everything_is_named(Guest::demo_with_kernel("6.12"));
 }
 
+/// One boot also serves exact mode and watched functions.
 #[test]
 fn debians_newest() {
-    everything_is_named(Guest::demo_with_kernel("newest"));
+    let guest = Guest::demo_with_kernel("newest").options(["--exact"]).options(trip::WATCHED);
+    let run = everything_is_named_with(guest, &format!("{SCRIPT}; {}", trip::CALLS));
+    trip::assert_calls(&run);
+    assert_eq!(run.number("SELECT sum(lost) FROM exact_vcpu"), 0.0);
+    assert!(run.number("SELECT count(*) FROM task_run") > 100.0);
 }
 
 #[test]
@@ -138,7 +155,7 @@ fn run_without(removed: RemovedPart) -> Run {
     let (kernel, initrd) = kernel_without(removed, &images().join("demo.img"), directory.path());
     let guest = Guest::demo().options(["--kernel".as_ref(), kernel.as_os_str()]);
     let guest = guest.options(["--initrd".as_ref(), initrd.as_os_str()]);
-    let run = guest.next_to_others().options(["--rate", "1000"]).script(SCRIPT).run().succeeded();
+    let run = guest.next_to_others().options(["--rate", RATE]).script(SCRIPT).run().succeeded();
     assert!(run.stdout.contains("cloud-amd64"), "the command ran: {}", run.stdout);
     run
 }

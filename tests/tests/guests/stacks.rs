@@ -4,17 +4,19 @@ use std::sync::OnceLock;
 
 use vprof_tests::{Guest, Run, assert_share};
 
-use crate::names;
+use crate::{names, trip};
 
 const PROGRAMS: &str = "shares --seconds 9 & recursion --seconds 7 & threads --seconds 7 --cpu 0 & \
      handler --seconds 7 & inlined --seconds 7 & cpp-inlined 7 & dlopened 7 & jit --seconds 8 & ";
 
 /// Returns the run of all programs with functions of known shares and stacks, at once, and of the programs of
-/// `names.rs`.
+/// `names.rs` and `trip.rs`.
 pub fn programs() -> &'static Run {
     static RUN: OnceLock<Run> = OnceLock::new();
-    let script = || format!("{PROGRAMS} {}", names::SCRIPT);
-    RUN.get_or_init(|| Guest::demo().next_to_others().script(&script()).run().succeeded())
+    RUN.get_or_init(|| {
+        let script = format!("{PROGRAMS} {}; {}", names::SCRIPT, trip::CALLS);
+        Guest::demo().next_to_others().options(trip::WATCHED).script(&script).run().succeeded()
+    })
 }
 
 /// Returns the run of the paper's programs (docs/experiments.md), and of a stack deeper than the requested

@@ -3,14 +3,16 @@
 use serde_json::Value;
 use vprof_tests::{Guest, Run};
 
+use crate::stacks::programs;
+
+/// Options that watch the two functions to which [`CALLS`] leads.
+pub(crate) const WATCHED: [&str; 4] = ["--trip", "hrtimer_nanosleep", "--trip", "do_sys_openat2"];
 /// Sleeps of a known number and length, and opens of a file.
-const CALLS: &str = "n=0; while [ $n -lt 7 ]; do sleep 0.03; n=$((n + 1)); done; \
+pub(crate) const CALLS: &str = "n=0; while [ $n -lt 7 ]; do sleep 0.03; n=$((n + 1)); done; \
      for n in 1 2 3 4 5; do cat /etc/passwd >/dev/null; done";
 
-/// Runs [`CALLS`], and asserts counts, arguments, callers and cost of the two functions that they lead to.
-fn calls_are_the_guests_own(guest: Guest, options: &[&str]) -> Run {
-    let guest = guest.options(["--trip", "hrtimer_nanosleep", "--trip", "do_sys_openat2"]);
-    let run = guest.options(options).script(CALLS).run().succeeded();
+/// Asserts counts, arguments, callers and cost of the calls that [`CALLS`] makes.
+pub(crate) fn assert_calls(run: &Run) {
     let slept = "symbol = 'hrtimer_nanosleep' AND argument_1 = 30000000";
     assert_eq!(run.number(&format!("SELECT count(*) FROM v_trip_calls WHERE {slept}")), 7.0);
     let report = run.json(&["report", "--trips"]);
@@ -30,29 +32,33 @@ fn calls_are_the_guests_own(guest: Guest, options: &[&str]) -> Run {
     assert!(run.number("SELECT min(cost_ns) FROM trip") > 0.0);
     let modes = "SELECT count(*) FROM trip_argument WHERE trip = 1 AND names LIKE '%HRTIMER_MODE_REL%'";
     assert_eq!(run.number(modes), 1.0);
-    run
 }
 
 #[test]
 fn calls_are_counted_with_their_arguments() {
-    calls_are_the_guests_own(Guest::demo(), &[]);
+    assert_calls(programs());
 }
 
-#[test]
-fn calls_are_counted_on_the_newest_kernel_in_exact_mode() {
-    let run = calls_are_the_guests_own(Guest::demo_with_kernel("newest"), &["--exact", "--cpus", "2"]);
-    assert_eq!(run.number("SELECT sum(lost) FROM exact_vcpu"), 0.0);
-    assert!(run.number("SELECT count(*) FROM task_run") > 100.0);
-}
-
+/// A name that no function has ends the run as soon as the kernel is found, because the guest need not come
+/// up for it.
 #[test]
 fn a_function_that_is_not_there_ends_the_run() {
-    let run = Guest::demo().options(["--trip", "vfs_raed"]).script("sleep 60").run().exited(1);
-    assert!(
-        run.stderr.contains("has no function vfs_raed") && run.stderr.contains("vfs_read"),
-        "{}",
-        run.stderr
-    );
-    let run = Guest::demo().options(["--trip", "exc_page_fault"]).script("sleep 60").run().exited(1);
-    assert!(run.stderr.contains("not traceable"), "{}", run.stderr);
+    refuses("vfs_raed", &["has no function vfs_raed", "vfs_read"]);
+}
+
+#[test]
+#[ignore = "one more guest: --all"]
+fn a_function_that_is_not_traceable_ends_the_run() {
+    refuses("exc_page_fault", &["not traceable"]);
+}
+
+/// Asserts that a run which is to watch this function ends with these words.
+fn refuses(function: &str, words: &[&str]) {
+    let run = Guest::demo()
+        .next_to_others()
+        .options(["-F", "100", "--trip", function])
+        .script("sleep 60")
+        .run()
+        .exited(1);
+    assert!(words.iter().all(|word| run.stderr.contains(word)), "{}", run.stderr);
 }

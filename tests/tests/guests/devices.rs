@@ -5,11 +5,11 @@ use std::io::{Read, Seek, SeekFrom, Write};
 use vprof_tests::{Guest, GuestNetwork, Run};
 
 use crate::network::{self, DRIVERS};
-use crate::vsock;
+use crate::{exact, output, vsock};
 
 const MAC: &str = "02:00:00:00:be:ef";
 
-/// One guest has all of them, so that it boots once.
+/// One guest has all of them, prints much, and is recorded in exact mode, because one boot serves all.
 #[test]
 fn vcpus_memory_above_4_gib_random_numbers_a_network_card_and_sockets() {
     let host = vsock::VsockHost::start();
@@ -20,6 +20,8 @@ fn vcpus_memory_above_4_gib_random_numbers_a_network_card_and_sockets() {
         return;
     };
     assert!(links.contains("tap-guest"), "a tap that was there stays: {links}");
+    output::assert_output(&run, 0);
+    exact::counts_and_instances_add_up(&run);
     network::assert_talked(&run, MAC);
     host.assert_talked(&run);
     let is_line = |line: &&str| ["vcpus 2", "random 16"].contains(&line.trim());
@@ -38,16 +40,17 @@ fn with_all_devices(network: &GuestNetwork, host: &vsock::VsockHost) -> Run {
     let (net, vsock) =
         (format!("tap={},mac={MAC}", network.tap()), format!("{},cid=77", host.path().display()));
     let script = format!(
-        "{DRIVERS}echo vcpus $(nproc); grep MemTotal /proc/meminfo; cat /sys/class/misc/hw_random/rng_current; \
+        "{}{DRIVERS}echo vcpus $(nproc); grep MemTotal /proc/meminfo; cat /sys/class/misc/hw_random/rng_current; \
          echo random $(head -c 16 /dev/hwrng | wc -c); cat /sys/class/net/eth0/address; \
-         python3 -c \"$0\" \"$1\" \"$2\" && exec python3 -c \"$3\""
+         python3 -c \"$0\" \"$1\" \"$2\" && python3 -c \"$3\" && exit 3",
+        output::script()
     );
     Guest::demo()
         .next_to_others()
-        .options(["--cpus", "2", "--memory", "5G", "-F", "200", "--net", &net, "--vsock", &vsock])
+        .options(["--cpus", "2", "--memory", "5G", "-F", "200", "--exact", "--net", &net, "--vsock", &vsock])
         .command(["sh", "-c", &script, network::TRAFFIC, &guest, &gateway, vsock::TRAFFIC])
         .run()
-        .succeeded()
+        .exited(3)
 }
 
 #[test]

@@ -3,6 +3,7 @@
 use vprof_tests::{Guest, images};
 
 #[test]
+#[ignore = "one more way to end: --all"]
 fn a_full_disk_ends_the_run_and_what_was_written_stays_readable() {
     let mut running = Guest::demo().next_to_others().script("spin --seconds 1000").start();
     running.wait_for_samples(1000);

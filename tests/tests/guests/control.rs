@@ -31,6 +31,7 @@ fn seen_in_a_terminal(running: &ActiveRun) {
 }
 
 #[test]
+#[ignore = "Linux and the portable host in the way: --all"]
 fn sampling_stops_and_resumes_and_the_run_is_ended() {
     let mut running = Guest::demo().next_to_others().script("spin --seconds 1000").start();
     running.wait_for_samples(1);

@@ -24,8 +24,8 @@ struct EndlessRun {
 }
 
 impl EndlessRun {
-    /// Starts the run; `None` without QEMU. The disk is a qcow2 image, which needs more system calls than a raw
-    /// one.
+    /// Starts the run; `None` without QEMU. The disk is a qcow2 image, which needs more system calls than a
+    /// raw one.
     fn start() -> Option<Self> {
         testkit::tool("qemu-system-x86_64")?;
         let directory = tempfile::tempdir().unwrap();

@@ -1,4 +1,4 @@
-//! Reading of disk images behind the walls: each thread that reads images reads those of every format. Each
+//! Reading of disk images inside the walls: each thread that reads images reads those of every format. Each
 //! case is in a separate process, this program started again, because a filter stays for good.
 
 use std::fs::File;
@@ -134,7 +134,7 @@ fn outcome(place: &str, image: &Path) -> (Option<i32>, Option<String>) {
     (status.code(), refused.then(|| RefusedCall::from_report(report).to_string()))
 }
 
-/// Runs a tool of the machine; `None` if it is not there and the tests go on without.
+/// Runs a tool of the machine; `None` if it is not there and may be missing.
 fn run(name: &str, arguments: &[&str], paths: &[&Path], input: &str) -> Option<()> {
     let mut tool = testkit::tool(name)?;
     let mut child =

@@ -4,14 +4,14 @@ use std::fmt;
 use std::io::{self, Write as _};
 use std::path::Path;
 
-/// Writes text to standard error, all at once. A failure is ignored because there is no place left to report it;
-/// the exit code still says how the command ended.
+/// Writes text to standard error, all at once. A failure is ignored because there is no place left to report
+/// it; the exit code still says how the command ended.
 pub fn write_stderr(text: &str) {
     let _failed = io::stderr().lock().write_all(text.as_bytes());
 }
 
-/// Writes a line to standard error, with the arguments of `format!`. Use it in place of `eprintln!`, which panics
-/// if nobody reads: `vprof report gone.vprof 2>&1 | true` would exit with 101, and not with the documented code.
+/// Writes a line to standard error, with the arguments of `format!`. Use it in place of `eprintln!`, which
+/// panics if nobody reads: `vprof report gone.vprof 2>&1 | true` would exit with 101, which no document has.
 #[macro_export]
 macro_rules! stderr_line {
     ($($arguments:tt)*) => {

@@ -116,9 +116,10 @@ const COMMON: &[i64] = &[
     libc::SYS_close,
 ];
 
-/// System calls that open and read a disk image besides, whatever its format: a raw image is read by `pread64`,
-/// a qcow2 image by `preadv`. Every thread that reads images has this one list ([`ThreadKind::reads_images`]),
-/// because it must not depend on the user's choice of a format whether a filter ends the run.
+/// System calls that open and read a disk image besides, whatever its format: a raw image is read by
+/// `pread64`, a qcow2 image by `preadv`. Every thread that reads images has this one list
+/// ([`ThreadKind::reads_images`]), because the format of an image must not decide whether a filter ends the
+/// run.
 const IMAGE: &[i64] = &[
     libc::SYS_preadv,
     libc::SYS_readv,
@@ -508,8 +509,8 @@ fn compile_kind(
     let mut rules = rules_of(kind, reach)?;
     let mut programs = Vec::new();
     if policy == SyscallPolicy::Refuse && !rules.contains_key(&libc::SYS_openat) {
-        // A thread that opens no file gets an error, because the C library tries to on its own: before it gives
-        // the memory of a thread back, it reads /proc/sys/vm/overcommit_memory, and goes on without.
+        // A thread that opens no file gets an error, because the C library tries to on its own: before it
+        // gives memory of a thread back, it reads /proc/sys/vm/overcommit_memory, which it can do without.
         programs.push(answer(libc::SYS_openat, libc::EACCES)?);
         allow(&mut rules, &[libc::SYS_openat]);
     }

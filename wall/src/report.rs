@@ -11,8 +11,8 @@ use crate::{ThreadKind, WallError, names};
 
 /// Length of a report, bytes.
 pub const REPORT_BYTES: usize = 8;
-/// What a refused system call means for the user. It is no advice to everybody to go on without filters,
-/// because a guest that attacks vprof could provoke the message.
+/// Meaning of a refused system call for the user. The advice has a condition, because a guest that attacks
+/// vprof could provoke the message.
 pub const REFUSAL_ADVICE: &str = "this is a fault of vprof, unless the guest or its disk attacks it; \
                                   if you trust both, `--seccomp off` goes around it";
 /// Exit status after a report; the report itself says more.

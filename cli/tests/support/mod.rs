@@ -192,7 +192,7 @@ pub fn ext4(directory: &Path, image: &Path) {
 }
 
 /// Makes `image`, a qcow2 image with an empty ext4 file system, from a raw one that it leaves in `directory`.
-/// Returns the raw image; `None` if `qemu-img` is not there and the tests go on without.
+/// Returns the raw image; `None` if `qemu-img` is not there and may be missing.
 pub fn ext4_qcow2(directory: &Path, image: &Path) -> Option<PathBuf> {
     let (root, raw) = (directory.join("root"), directory.join("raw.img"));
     std::fs::create_dir(&root).unwrap();

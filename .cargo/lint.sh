@@ -13,6 +13,10 @@ case " $* " in
 # Questions to the compiler, build scripts, and test programs, whose documentation nobody reads.
 *" --crate-name ___ "* | *" -vV "* | *" --print"* | *" --crate-name build_script_"* | *" --test "*) exit ;;
 esac
+case " $* " in
+# All items of a program are private, and its documentation links to them, as in cargo doc.
+*" --crate-type bin "*) links="-A rustdoc::private-intra-doc-links" ;;
+esac
 shift
 # What is left out chooses the compiler's output; rustdoc has its own.
 for argument; do
@@ -24,7 +28,7 @@ for argument; do
     set -- "$@" "$argument"
 done
 pages=$(mktemp -d)
-"$toolchain/rustdoc" --document-private-items -D warnings --out-dir "$pages" "$@"
+"$toolchain/rustdoc" --document-private-items -D warnings $links --out-dir "$pages" "$@"
 status=$?
 rm -r "$pages"
 exit $status

@@ -86,7 +86,7 @@ pub fn journaled() -> Vec<u8> {
     volume.put(home * BLOCK, &[0; BLOCK]);
     // The superblock: size of a block, blocks, first block of the log, its first transaction, its start. Then
     // a descriptor with one tag, the last one; the copy; a commit.
-    let (size, home) = (BLOCK as u32, home as u32);
+    let [size, home] = [BLOCK, home].map(|number| u32::try_from(number).expect("a small disk"));
     let blocks: [&[u32]; 3] = [&[4, 0, size, 6, 1, 1, 1], &[1, 1, home, 8], &[2, 1]];
     let [superblock, descriptor, commit] = blocks.map(|words| {
         let words = [&[0xc03b_3998][..], words].concat();

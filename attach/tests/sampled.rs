@@ -18,12 +18,14 @@ use roles::{
     Found, MOST, Recorder, Role, SECOND, SOON, exits_code, killed_profilers_leave_nothing, kvm,
     loops_are_seen, play, profile, state, stopped_profilers_hold_nothing, thread_named, within_ticks,
 };
-use testkit::{OwnProcess, eventually};
+use testkit::{OwnProcess, eventually, repetitions};
 use vmm::config::FLAT_ENTRY;
 use vmm::{Activity, MissReason, Observer, Tick};
 
-/// Samples whose registers have to be right.
-const SAMPLES: u32 = 100_000;
+/// Returns the number of samples whose registers have to be right.
+fn samples() -> u32 {
+    repetitions(20_000, 100_000)
+}
 
 #[test]
 fn samples_find_the_guest_where_it_is() {
@@ -43,6 +45,8 @@ static CHECKED: AtomicU32 = AtomicU32::new(0);
 #[derive(Debug, Default)]
 struct Checker {
     samples: u32,
+    /// The test waits for this number of samples.
+    enough: u32,
     /// Instruction, counter, privilege level and state of the samples that are not the guest's.
     wrong: Vec<(u64, u64, u8, Option<Activity>)>,
     tables: HashSet<u64>,
@@ -67,7 +71,7 @@ impl Observer<StopMemory> for Checker {
         {
             self.wrong.push((tick.regs.rip, tick.regs.rcx, tick.cpl(), tick.activity()));
         }
-        if self.samples >= SAMPLES {
+        if self.samples >= self.enough {
             CHECKED.store(self.samples, Ordering::Relaxed);
         }
         Some(Duration::from_micros(10))
@@ -98,16 +102,17 @@ fn registers_are_right_in_every_sample_and_the_vmm_sees_none() {
     play();
     let Some(_one) = kvm() else { return };
     let vm = Role::start("registers_are_right_in_every_sample_and_the_vmm_sees_none", "vmm loops");
-    let thread = course_thread(&vm);
+    let thread = thread_named(vm.pid(), "vcpu 0");
     let before = waits(vm.pid(), thread);
     let target = Target::find_by(EngineChoice::Bpf, vm.pid(), MOST, None).unwrap();
-    let attached = Attachment::start(target, |_| Checker::default()).unwrap();
-    eventually("100,000 samples", Duration::from_secs(100), || {
-        (CHECKED.load(Ordering::Relaxed) >= SAMPLES).then_some(())
+    let enough = samples();
+    let attached = Attachment::start(target, |_| Checker { enough, ..Checker::default() }).unwrap();
+    eventually("samples", Duration::from_secs(100), || {
+        (CHECKED.load(Ordering::Relaxed) >= enough).then_some(())
     });
     let seen = attached.wait().unwrap().observers;
     let first = &seen[0];
-    assert!(first.samples >= SAMPLES, "{first:?}");
+    assert!(first.samples >= enough, "{first:?}");
     assert!(seen.iter().all(|checker| checker.wrong.is_empty()), "{seen:x?}");
     assert_eq!(first.tables.len(), 1, "{first:x?}");
     assert_eq!(waits(vm.pid(), thread), before, "{} samples", first.samples);
@@ -446,9 +451,9 @@ struct PortExits {
     notes: u64,
 }
 
-/// Attaches to a VMM whose guest exits to it at two places, and returns what is counted there once this many
-/// exits are noted.
-fn exits(role: &str, test: &str, noted: usize) -> [PortExits; 2] {
+/// Attaches to a VMM whose guest exits to it at two places, and returns what is counted there once the guest
+/// has written this often to its ports.
+fn exits(role: &str, test: &str, writes: u64) -> [PortExits; 2] {
     let vm = Role::start(test, &format!("vmm {role}"));
     let mut target = Target::find_by(EngineChoice::Bpf, vm.pid(), MOST, None).unwrap();
     let counts = target.counts();
@@ -457,9 +462,10 @@ fn exits(role: &str, test: &str, noted: usize) -> [PortExits; 2] {
     let before = course.exits().unwrap();
     assert_eq!(course.take_notes(), [], "none before they are taken");
     let mut notes = Vec::new();
-    eventually("notes", SOON, || {
+    eventually("exits", SOON, || {
         notes.extend(course.take_notes());
-        (notes.len() >= noted).then_some(())
+        let exits = course.exits()?.into_iter().filter(|row| row.key >> 56 == PORT_WRITE);
+        (exits.map(|row| row.count).sum::<u64>() >= writes).then_some(())
     });
     // The guest is stopped: what is counted is what is noted.
     vm.signal(libc::SIGSTOP);
@@ -498,7 +504,7 @@ fn exits(role: &str, test: &str, noted: usize) -> [PortExits; 2] {
 fn rare_exits_are_all_noted_with_the_code_that_they_come_from() {
     play();
     let Some(_one) = kvm() else { return };
-    let ports = exits("rare exits", "rare_exits_are_all_noted_with_the_code_that_they_come_from", 300);
+    let ports = exits("rare exits", "rare_exits_are_all_noted_with_the_code_that_they_come_from", 200);
     for port in ports {
         // The first ones may have begun before.
         assert!(port.count - port.weight <= 2 && port.unnoted == 0, "{ports:?}");
@@ -515,7 +521,7 @@ fn rare_exits_are_all_noted_with_the_code_that_they_come_from() {
 fn of_frequent_exits_some_are_noted_that_count_for_all() {
     play();
     let Some(_one) = kvm() else { return };
-    let ports = exits("exits", "of_frequent_exits_some_are_noted_that_count_for_all", 1_500);
+    let ports = exits("exits", "of_frequent_exits_some_are_noted_that_count_for_all", 20_000);
     for port in ports {
         assert!(port.count > 1_000 && port.notes > 100 && port.notes < port.count / 2, "{ports:?}");
         let weight = port.weight + port.unnoted;
@@ -635,7 +641,7 @@ fn a_vcpu_whose_cpu_another_program_has_waits() {
     play();
     let Some(_one) = kvm() else { return };
     let vm = Role::start("a_vcpu_whose_cpu_another_program_has_waits", "vmm loops");
-    let thread = course_thread(&vm);
+    let thread = thread_named(vm.pid(), "vcpu 0");
     pin(thread, 0);
     let rival = Rival::start(0);
     let before = times(&vm, thread);

@@ -172,7 +172,7 @@ impl TestService {
             let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build().unwrap();
             runtime.block_on(async {
                 let incoming = TcpIncoming::from(tokio::net::TcpListener::from_std(listener).unwrap());
-                Server::builder().add_service(server).serve_with_incoming(incoming).await.unwrap();
+                Server::builder().serve_with_incoming(server, incoming).await.unwrap();
             });
         });
         (service, address)

@@ -1,5 +1,6 @@
 //! The command line.
 
+#[cfg(feature = "fleet")]
 mod agent;
 mod attach;
 mod boot;
@@ -10,6 +11,7 @@ mod docs;
 mod documented;
 mod export;
 mod filter;
+#[cfg(feature = "fleet")]
 mod fleet;
 mod image;
 mod mem;
@@ -28,28 +30,36 @@ use std::ffi::OsString;
 use std::path::{Path, PathBuf};
 use std::time::Duration;
 
+use clap::error::{ContextKind, ContextValue};
 use clap::parser::ValueSource;
 use clap::{ArgMatches, Args, Command, Parser, Subcommand};
 use text::csv::Formulas;
 use text::parse::positive_time;
 
+use crate::errors::UsageError;
 use crate::output::is_database;
 use crate::render::ColorChoice;
 
+#[cfg(feature = "fleet")]
 pub use agent::{AgentArgs, AgentWindowArgs};
-pub use attach::{AttachArgs, Engine, VmChoice};
+pub use attach::AttachArgs;
+#[cfg(feature = "fleet")]
+pub use attach::{Engine, VmChoice};
 pub use boot::BootArgs;
 pub use ctl::{CtlArgs, CtlCommand};
 pub use diff::DiffArgs;
 pub use docs::DocsArgs;
 pub use export::ExportArgs;
 pub use filter::FilterArgs;
-pub use fleet::FleetArgs;
+#[cfg(feature = "fleet")]
+pub use fleet::{FleetArgs, FleetCommand};
 pub use image::{ImageCommand, InspectArgs};
 pub use mem::MemArgs;
 pub use merge::MergeArgs;
 pub use open::OpenArgs;
-pub use recording::{RecordingArgs, file_identity, hostname};
+#[cfg(feature = "fleet")]
+pub use recording::hostname;
+pub use recording::{RecordingArgs, file_identity};
 pub use report::ReportArgs;
 pub use run::{ConsoleDevice, RunArgs};
 pub use selftest::SelftestArgs;
@@ -213,6 +223,18 @@ pub fn with_report(command: &Command, mut words: Vec<OsString>) -> Vec<OsString>
     words
 }
 
+/// Commands that need the feature `fleet`.
+const FLEET_COMMANDS: [&str; 2] = ["agent", "fleet"];
+
+/// Returns the answer to a command that a build without the feature `fleet` does not know. The words are
+/// those of the command line, because `vprof ctl fleet` is an unknown command in any build.
+pub fn left_out(error: &clap::Error, words: &[OsString]) -> Option<UsageError> {
+    let Some(ContextValue::String(name)) = error.get(ContextKind::InvalidSubcommand) else { return None };
+    let first = words.iter().skip(1).find(|word| !word.as_encoded_bytes().starts_with(b"-"))?;
+    let is_known = FLEET_COMMANDS.contains(&name.as_str()) && (first == name.as_str() || first == "help");
+    is_known.then(|| UsageError::NotBuilt(format!("`vprof {name}`")))
+}
+
 /// The commands.
 #[derive(Debug, Subcommand)]
 pub enum CliCommand {
@@ -236,10 +258,10 @@ pub enum CliCommand {
     Diff(DiffArgs),
     /// Merge profiles of several virtual machines in one
     Merge(MergeArgs),
-    /// Profile all virtual machines of this host all the time, as Parquet files for SQL engines
-    Agent(AgentArgs),
-    /// Ask a fleet: SQL over the files of `vprof agent` on many hosts, by DuckDB or Spark
-    Fleet(FleetArgs),
+    /// Commands for many hosts.
+    #[cfg(feature = "fleet")]
+    #[command(flatten)]
+    Fleet(FleetCommand),
     /// Write a profile in a format that other programs read
     Export(ExportArgs),
     /// Show a profile in the browser
@@ -275,12 +297,6 @@ pub enum CliCommand {
         /// Descriptor of the shared memory with vprof's stops
         stops: i32,
     },
-    /// Send a window to a sink: the part of `vprof agent` that reads recordings
-    #[command(hide = true)]
-    AgentWindow(AgentWindowArgs),
-    /// Start recorders: the part of `vprof agent` of which they are copies
-    #[command(hide = true)]
-    AgentRecorders,
     /// Run a guest inside a wall: the part of `vprof run` that executes it
     #[command(hide = true)]
     GuestHalf {
@@ -304,6 +320,19 @@ pub enum CliCommand {
         /// The shell
         shell: clap_complete::Shell,
     },
+}
+
+impl CliCommand {
+    /// Returns true if the command, or one that it starts, reads other processes with the capabilities that
+    /// `vprof` was started with.
+    pub fn keeps_capabilities(&self) -> bool {
+        match self {
+            Self::AttachHalf { .. } => true,
+            #[cfg(feature = "fleet")]
+            Self::Fleet(FleetCommand::Agent(_) | FleetCommand::AgentRecorders) => true,
+            _ => false,
+        }
+    }
 }
 
 /// `vprof annotate`.
@@ -491,6 +520,25 @@ mod tests {
     fn the_command_line_is_consistent() {
         use clap::CommandFactory;
         Cli::command().debug_assert();
+    }
+
+    #[test]
+    fn a_command_that_was_left_out_of_a_build_says_how_to_get_it() {
+        let answer = |words: &[&str]| {
+            let words: Vec<OsString> = words.iter().map(OsString::from).collect();
+            let program =
+                Command::new("vprof").subcommand(Command::new("ctl").subcommand(Command::new("status")));
+            let error = program.try_get_matches_from(&words).expect_err("an unknown command");
+            left_out(&error, &words).map(|answer| answer.to_string())
+        };
+        for words in [&["vprof", "agent", "--to", "x"][..], &["vprof", "fleet"], &["vprof", "help", "agent"]]
+        {
+            let text = answer(words).unwrap_or_default();
+            assert!(text.contains("`vprof ") && text.contains("`cargo xtask install`"), "{words:?}: {text}");
+        }
+        for words in [&["vprof", "agents"][..], &["vprof", "ctl", "fleet"]] {
+            assert_eq!(answer(words), None, "{words:?}");
+        }
     }
 
     #[test]

@@ -4,6 +4,9 @@
 //! do. [`Error`] joins them, and those of the commands, and maps them to exit codes. This module imports no
 //! other module of the crate, so that every command can use it.
 
+#[cfg(feature = "fleet")]
+mod fleet;
+
 use std::io;
 use std::path::{Path, PathBuf};
 
@@ -17,6 +20,9 @@ use profile::report::ReportError;
 use profile::store::{CreateError, EditError, ProfileError, QueryError};
 use text::message::{Reason, Shown};
 use vmm::StartError;
+
+#[cfg(feature = "fleet")]
+pub use fleet::FleetError;
 
 /// Exit code of `vprof`, as documented in its help.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -88,20 +94,10 @@ pub enum Error {
     /// Profiles can't be merged.
     #[error("{}", text::clean::escaped(&.0.to_string()))]
     Merge(#[from] MergeError),
-    /// There is no lake.
-    #[error("{} has no directory v1/samples: `vprof agent --to DIR` writes a lake, and --lake names it", Shown(.0))]
-    NoLake(PathBuf),
-    /// The program of an engine is not there.
-    #[error(
-        "{0} is not in a directory of PATH: install it, or give the SQL of `--engine print` to another client"
-    )]
-    NoEngine(&'static str),
-    /// An engine has failed: its name and its words, escaped.
-    #[error("{0} has failed: {1}")]
-    EngineFailed(&'static str, String),
-    /// An engine has answered something else than rows.
-    #[error("{0} has not answered in JSON: give the SQL of `--engine print` to it by hand")]
-    EngineAnswer(&'static str),
+    /// A command for many hosts failed.
+    #[cfg(feature = "fleet")]
+    #[error(transparent)]
+    Fleet(#[from] FleetError),
     /// The profile can't be changed.
     #[error(transparent)]
     Edit(#[from] EditError),
@@ -126,23 +122,6 @@ pub enum Error {
     /// The run was aborted at the user's second request.
     #[error("aborted; the profile has the data recorded so far")]
     Interrupted,
-    /// A sink of the agent has not taken a window.
-    #[error(transparent)]
-    AgentSink(#[from] sinks::SinkError),
-    /// A worker of the agent cannot give up what it does not need.
-    #[error(transparent)]
-    Wall(#[from] wall::WallError),
-    /// Another agent runs on this host; the file that it has locked.
-    #[error("another `vprof agent` runs on this host: it has locked {}", Shown(.0))]
-    SecondAgent(PathBuf),
-    /// Counters cannot be served.
-    #[error("cannot serve counters at {address}: {}", Reason(.source))]
-    Metrics {
-        /// The address.
-        address: std::net::SocketAddr,
-        /// The cause.
-        source: io::Error,
-    },
     /// The output exists.
     #[error(
         "{} exists: give another name with -o, or --force to replace it",
@@ -235,6 +214,11 @@ pub enum Error {
 /// Wrong use of the command line that the parser does not find.
 #[derive(Debug, thiserror::Error)]
 pub enum UsageError {
+    /// A part of vprof that was left out of this build.
+    #[error(
+        "this vprof was built without {0}, to build sooner: `cargo xtask install` installs one that has everything"
+    )]
+    NotBuilt(String),
     /// `.schema` of a table that a profile does not have.
     #[error("a profile has no table or view {name}: {advice}")]
     NoTable {
@@ -243,14 +227,6 @@ pub enum UsageError {
         /// Nearest names, or the command that lists all.
         advice: String,
     },
-    /// `fleet diff` without two sides.
-    #[error(
-        "a difference has two sides: --before kernel=6.1.0-25-amd64 --after kernel=6.1.0-26-amd64, for example"
-    )]
-    NoSides,
-    /// An option of `fleet` that a question has no use for.
-    #[error("{0} does not go with this question: see `vprof fleet --help`")]
-    NotOfQuestion(&'static str),
     /// A live view without a terminal.
     #[error(
         "a live view needs a terminal as standard input and output: `vprof ctl tables` prints the same tables once"
@@ -435,6 +411,8 @@ impl Error {
     pub fn exit_code(&self) -> ExitCode {
         match self {
             Self::Usage(_) | Self::Diff(profile::diff::DiffError::Uneven { .. }) => ExitCode::Usage,
+            #[cfg(feature = "fleet")]
+            Self::Fleet(error) => error.exit_code(),
             error if error.stage() == Stage::Hypervisor => ExitCode::NoHypervisor,
             _ => ExitCode::Failed,
         }

@@ -123,9 +123,12 @@ fn format(args: &ExportArgs) -> Result<Format, Error> {
     let stdout = args.output == Path::new("-");
     let name = args.output.file_name().unwrap_or_default().to_string_lossy();
     let Some(format) = args.format.or_else(|| Format::of_file(&name)) else {
-        let names: Vec<&str> = Format::all().map(Format::name).collect();
+        let names: Vec<&str> = Format::all().filter(|format| format.is_built()).map(Format::name).collect();
         return Err(UsageError::UnknownFormat(names.join(", ")).into());
     };
+    if !format.is_built() {
+        return Err(UsageError::NotBuilt(format!("the format {format}")).into());
+    }
     // A page is a text that nobody reads.
     if stdout && (format.is_binary() || format == Format::Html) && io::stdout().is_terminal() {
         return Err(UsageError::BinaryToTerminal(format).into());

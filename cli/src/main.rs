@@ -10,6 +10,7 @@
 // `text::stderr_line!` and `output::write_text`.
 #![warn(clippy::print_stdout, clippy::print_stderr)]
 
+#[cfg(feature = "fleet")]
 mod agent;
 mod annotate;
 mod args;
@@ -25,6 +26,7 @@ mod docs;
 mod doctor;
 mod errors;
 mod export;
+#[cfg(feature = "fleet")]
 mod fleet;
 mod inspect;
 mod man;
@@ -102,6 +104,10 @@ fn main() -> ExitCode {
     let cli = match parsed {
         Ok(cli) => cli,
         Err(error) => {
+            if let Some(left_out) = args::left_out(&error, &words).filter(|_| !cfg!(feature = "fleet")) {
+                eprintln!("vprof: {left_out}");
+                return ExitCode::from(errors::ExitCode::Usage.number());
+            }
             let file = configured.path.filter(|_| config::is_of_file(&error, &words));
             return unparsed(error, file);
         }
@@ -113,10 +119,8 @@ fn main() -> ExitCode {
     if cli.no_pager {
         pager::disable();
     }
-    if !matches!(
-        cli.command,
-        CliCommand::AttachHalf { .. } | CliCommand::Agent(_) | CliCommand::AgentRecorders
-    ) && let Err(error) = ::attach::capabilities::drop_all()
+    if !cli.command.keeps_capabilities()
+        && let Err(error) = ::attach::capabilities::drop_all()
     {
         text::stderr_line!("vprof: cannot drop capabilities: {error}");
         return ExitCode::FAILURE;
@@ -132,10 +136,8 @@ fn main() -> ExitCode {
         CliCommand::Annotate(args) => annotate::command(&args),
         CliCommand::Diff(args) => diff::command(&args),
         CliCommand::Merge(args) => merge::command(&args),
-        CliCommand::Agent(args) => agent::command(&args),
-        CliCommand::AgentRecorders => agent::forker::command(),
-        CliCommand::AgentWindow(args) => agent::send_window(&args),
-        CliCommand::Fleet(args) => fleet::command(&args),
+        #[cfg(feature = "fleet")]
+        CliCommand::Fleet(command) => fleet::command(&command),
         CliCommand::Export(args) => export::command(&args),
         CliCommand::Open(args) => open::command(&args),
         CliCommand::Query(args) => query::command(&args),

@@ -90,6 +90,11 @@ impl Format {
         self.known().is_some_and(|known| known.binary)
     }
 
+    /// Returns false for a format that needs the feature `fleet` in a build without it.
+    pub fn is_built(self) -> bool {
+        cfg!(feature = "fleet") || !matches!(self, Self::Otlp | Self::Parquet)
+    }
+
     /// Returns the format for the ending of a file name.
     pub fn of_file(name: &str) -> Option<Self> {
         let ends = |known: &&FormatInfo| known.endings.iter().any(|ending| name.ends_with(ending));

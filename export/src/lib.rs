@@ -22,11 +22,14 @@ mod flamegraph;
 mod folded;
 mod format;
 mod html;
+#[cfg(feature = "fleet")]
 pub mod lake;
 mod mapped;
 pub mod names;
+#[cfg(feature = "fleet")]
 pub mod otlp;
 mod palette;
+#[cfg(feature = "fleet")]
 mod parquet;
 mod perf_script;
 mod perfetto;
@@ -105,6 +108,9 @@ pub enum ExportError {
     /// The page could not be made.
     #[error(transparent)]
     Page(#[from] PageError),
+    /// This build lacks the format ([`Format::is_built`]).
+    #[error("{0} is not in this build, because it was made without the feature `fleet`")]
+    NotBuilt(Format),
     /// There is nothing to write.
     #[error("the chosen part of the profile has no samples in the guest to export as {0}")]
     Empty(Format),
@@ -189,10 +195,14 @@ pub fn write_recording(
         }
         Format::Speedscope => speedscope::write(recording, request, out),
         Format::Pprof => pprof::write(recording, request, out),
+        #[cfg(feature = "fleet")]
         Format::Otlp => otlp::write(recording, request, out),
         Format::PerfScript => perf_script::write(recording, request, out),
         Format::Csv => csv::write(recording, request, out),
+        #[cfg(feature = "fleet")]
         Format::Parquet => parquet::write(recording, request, out),
+        #[cfg(not(feature = "fleet"))]
+        Format::Otlp | Format::Parquet => Err(ExportError::NotBuilt(request.format)),
         // These formats show more than samples.
         Format::Html | Format::Bootchart | Format::Perfetto => Err(ExportError::NeedsProfile(request.format)),
     }

@@ -8,7 +8,7 @@ use std::thread;
 use std::time::Duration;
 
 use super::sink::SinkCounters;
-use crate::errors::Error;
+use crate::errors::FleetError;
 
 /// Longest request that is read, bytes.
 const LONGEST: usize = 8 << 10;
@@ -118,8 +118,8 @@ pub type SharedCounters = Arc<Mutex<AgentCounters>>;
 ///
 /// # Errors
 /// The address cannot be used.
-pub fn serve(address: SocketAddr, counters: SharedCounters) -> Result<SocketAddr, Error> {
-    let failed = |source| Error::Metrics { address, source };
+pub fn serve(address: SocketAddr, counters: SharedCounters) -> Result<SocketAddr, FleetError> {
+    let failed = |source| FleetError::Metrics { address, source };
     let listener = TcpListener::bind(address).map_err(failed)?;
     let own = listener.local_addr().map_err(failed)?;
     let thread = thread::Builder::new().name("metrics".to_owned());

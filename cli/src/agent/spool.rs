@@ -28,7 +28,7 @@ use export::lake::{DAY_NS, KnownStacks, LakeVm, LakeWindow};
 use serde::de::DeserializeOwned;
 use serde::{Deserialize, Serialize};
 
-use crate::errors::Error;
+use crate::errors::{Error, FleetError};
 use crate::output::OutputTarget;
 
 /// Name of the progress of the tables that are made for object stores.
@@ -370,7 +370,7 @@ fn lock(path: &Path) -> Result<File, Error> {
     let file = File::options().write(true).create(true).truncate(false).open(path).map_err(failed)?;
     match file.try_lock() {
         Ok(()) => Ok(file),
-        Err(TryLockError::WouldBlock) => Err(Error::SecondAgent(path.to_owned())),
+        Err(TryLockError::WouldBlock) => Err(FleetError::SecondAgent(path.to_owned()).into()),
         Err(TryLockError::Error(error)) => Err(failed(error)),
     }
 }
@@ -412,9 +412,12 @@ mod tests {
     fn a_second_agent_is_refused() {
         let directory = tempfile::tempdir().unwrap();
         let first = open(directory.path()).unwrap();
-        assert!(matches!(open(directory.path()), Err(Error::SecondAgent(_))));
+        assert!(matches!(open(directory.path()), Err(Error::Fleet(FleetError::SecondAgent(_)))));
         let elsewhere = Spool::open(&directory.path().join("other"), &directory.path().join("agent.lock"));
-        assert!(matches!(elsewhere, Err(Error::SecondAgent(_))), "one on a host, whatever its spool");
+        assert!(
+            matches!(elsewhere, Err(Error::Fleet(FleetError::SecondAgent(_)))),
+            "one on a host, whatever its spool"
+        );
         drop(first);
         // A child of another test may hold a copy of a descriptor from its fork to its exec.
         testkit::eventually("the lock", std::time::Duration::from_secs(20), || open(directory.path()).ok());

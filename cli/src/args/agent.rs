@@ -6,11 +6,12 @@ use std::time::Duration;
 
 use clap::Args;
 use sinks::SinkAddress;
+use text::parse::positive_time;
 use wall::SyscallPolicy;
 
 use super::TEMPLATE;
 use super::attach::Engine;
-use super::parse::{parse_label, parse_rate, parse_share, parse_size, parse_window, policy_parser};
+use super::parse::{ValueError, parse_rate, parse_size, part, policy_parser};
 
 const EXAMPLES: &str = "\
 Examples:
@@ -38,6 +39,9 @@ profiles are in OTEL_EXPORTER_OTLP_HEADERS.
 It needs the rights of `vprof attach`. One agent runs on a host; SIGTERM and Ctrl-C close the window and write it.
 
 Exit codes: 0 done; 1 failed, or a window could not be written; 2 the command line is wrong.";
+
+/// Longest label, bytes.
+const LONGEST_LABEL: usize = 200;
 
 /// `vprof agent`.
 #[derive(Debug, Args)]
@@ -117,4 +121,29 @@ pub struct AgentWindowArgs {
     /// Only make the files in the spool that the sink is sent
     #[arg(long)]
     pub stage: bool,
+}
+
+/// Parses a budget as a part of 1.
+fn parse_share(text: &str) -> Result<f64, ValueError> {
+    part(text, "0.1% or 2%", (0.001..=100.0, "0.001% to 100%"))
+}
+
+/// Parses the length of a window: whole seconds, of which an hour is a multiple.
+fn parse_window(text: &str) -> Result<Duration, ValueError> {
+    let form = ValueError::Form("1h, 10m or 60s: an hour has to be a multiple of it");
+    let length = positive_time(text)?;
+    let divides = |seconds: u64| seconds > 0 && 3_600 % seconds == 0;
+    if length.subsec_nanos() == 0 && divides(length.as_secs()) { Ok(length) } else { Err(form) }
+}
+
+/// Parses a label, `KEY=VALUE`. A list of labels has a comma between two.
+fn parse_label(text: &str) -> Result<String, ValueError> {
+    let form = ValueError::Form("service=web, without commas");
+    let plain = |c: char| !c.is_control() && c != ',';
+    match text.split_once('=') {
+        Some((key, _)) if !key.is_empty() && text.chars().all(plain) && text.len() <= LONGEST_LABEL => {
+            Ok(text.to_owned())
+        }
+        _ => Err(form),
+    }
 }

@@ -83,7 +83,8 @@ fn format_parser() -> ValueParser {
     // A flame graph is what most mean by the format of its file.
     let value = |format: Format| match format {
         Format::Flamegraph => PossibleValue::new(format.name()).alias("svg"),
-        _ => PossibleValue::new(format.name()),
+        // A format that this build lacks is understood, so that the answer can say how to get it.
+        _ => PossibleValue::new(format.name()).hide(!format.is_built()),
     };
     let parse = |name: String| match name.as_str() {
         "svg" => Ok(Format::Flamegraph),

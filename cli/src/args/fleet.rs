@@ -1,10 +1,10 @@
-//! `vprof fleet`.
+//! `vprof fleet`, and all commands for many hosts.
 
 use std::path::PathBuf;
 
-use clap::Args;
+use clap::{Args, Subcommand};
 
-use super::TEMPLATE;
+use super::{AgentArgs, AgentWindowArgs, TEMPLATE};
 use crate::fleet::{Engine, FleetQuestion, Selector};
 
 const EXAMPLES: &str = "\
@@ -24,6 +24,21 @@ answer. `duckdb` is DuckDB's command line, `spark` and `spark://HOST:PORT` are S
 the differences between hosts: with one host there is none. The SQL is in docs/fleet.md.
 
 Exit codes: 0 done; 1 the engine failed, or there is no such program or lake; 2 the command line is wrong.";
+
+/// The commands for many hosts.
+#[derive(Debug, Subcommand)]
+pub enum FleetCommand {
+    /// Profile all virtual machines of this host all the time, as Parquet files for SQL engines
+    Agent(AgentArgs),
+    /// Ask a fleet: SQL over the files of `vprof agent` on many hosts, by DuckDB or Spark
+    Fleet(FleetArgs),
+    /// Send a window to a sink: the part of `vprof agent` that reads recordings
+    #[command(hide = true)]
+    AgentWindow(AgentWindowArgs),
+    /// Start recorders: the part of `vprof agent` of which they are copies
+    #[command(hide = true)]
+    AgentRecorders,
+}
 
 /// `vprof fleet`.
 #[derive(Debug, Args)]

@@ -85,9 +85,6 @@ pub enum ValueError {
     /// The limit of growth is not a time either.
     #[error("{0}; or give a growth, like 5%")]
     LimitTime(TimeError),
-    /// An hour is not a multiple of the length.
-    #[error("an hour has to be a multiple of it: write it like 1h, 10m or 60s")]
-    Window,
     /// The name is not one of the possible values.
     #[error("it is not one of the possible values")]
     UnknownName,
@@ -288,13 +285,8 @@ pub fn parse_precision(text: &str) -> Result<f64, ValueError> {
     part(text, "1% or 0.5%", (0.01..=50.0, "0.01% to 50%"))
 }
 
-/// Parses a budget as a part of 1.
-pub fn parse_share(text: &str) -> Result<f64, ValueError> {
-    part(text, "0.1% or 2%", (0.001..=100.0, "0.001% to 100%"))
-}
-
 /// Parses a number of percent as a part of 1. `form` has examples, `range` is also in words.
-fn part(
+pub fn part(
     text: &str,
     form: &'static str,
     (range, words): (RangeInclusive<f64>, &'static str),
@@ -302,28 +294,6 @@ fn part(
     let percent = text.trim().strip_suffix('%').and_then(|number| decimal(number.trim_end()));
     let percent = percent.ok_or(ValueError::Form(form))?;
     if range.contains(&percent) { Ok(percent / 100.0) } else { Err(ValueError::OutOfRange(words)) }
-}
-
-/// Parses the length of a window: whole seconds, of which an hour is a multiple.
-pub fn parse_window(text: &str) -> Result<Duration, ValueError> {
-    let length = positive_time(text)?;
-    let divides = |seconds: u64| seconds > 0 && 3_600 % seconds == 0;
-    if length.subsec_nanos() == 0 && divides(length.as_secs()) { Ok(length) } else { Err(ValueError::Window) }
-}
-
-/// Longest label, bytes.
-const LONGEST_LABEL: usize = 200;
-
-/// Parses a label, `KEY=VALUE`. A list of labels has a comma between two.
-pub fn parse_label(text: &str) -> Result<String, ValueError> {
-    let form = ValueError::Form("service=web, without commas");
-    let plain = |c: char| !c.is_control() && c != ',';
-    match text.split_once('=') {
-        Some((key, _)) if !key.is_empty() && text.chars().all(plain) && text.len() <= LONGEST_LABEL => {
-            Ok(text.to_owned())
-        }
-        _ => Err(form),
-    }
 }
 
 /// Returns the parser of `--host`.

@@ -11,7 +11,7 @@ use text::clean::{cut, escaped};
 use text::units;
 
 use super::sql::Dialect;
-use crate::errors::Error;
+use crate::errors::{Error, FleetError};
 
 /// Row of an answer, by column; null values may be missing.
 pub(super) type AnswerRow = Map<String, Value>;
@@ -99,7 +99,7 @@ fn answer(mut command: Command, program: &'static str, input: String) -> Result<
     let failed = |source| Error::System { action: "talk with the engine", source };
     let started = command.stdin(Stdio::piped()).stdout(Stdio::piped()).stderr(Stdio::piped()).spawn();
     let mut child = started.map_err(|source| match source.kind() {
-        io::ErrorKind::NotFound => Error::NoEngine(program),
+        io::ErrorKind::NotFound => FleetError::NoEngine(program).into(),
         _ => failed(source),
     })?;
     let (stdin, stdout, stderr) = (child.stdin.take(), child.stdout.take(), child.stderr.take());
@@ -112,9 +112,9 @@ fn answer(mut command: Command, program: &'static str, input: String) -> Result<
         (rows(stdout), words.join().unwrap_or_default())
     });
     if !child.wait().map_err(failed)?.success() {
-        return Err(Error::EngineFailed(program, words));
+        return Err(FleetError::EngineFailed(program, words).into());
     }
-    rows.map_err(failed)?.ok_or(Error::EngineAnswer(program))
+    Ok(rows.map_err(failed)?.ok_or(FleetError::EngineAnswer(program))?)
 }
 
 /// Reads rows; `None` if a line is not a row. What is beyond [`MOST_ROWS`] is left out, with a message.

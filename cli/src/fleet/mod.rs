@@ -1,4 +1,4 @@
-//! `vprof fleet`: questions to the Parquet files of many hosts.
+//! The commands for many hosts, and `vprof fleet`: questions to their Parquet files.
 //!
 //! ```text
 //! options ──▶ views of the tables, in a dialect (sql) ──┬──▶ client of the engine (engine) ──▶ rows
@@ -14,8 +14,9 @@ mod sql;
 
 use std::path::{Path, PathBuf};
 
-use crate::args::FleetArgs;
-use crate::errors::{Error, ExitCode, UsageError};
+use crate::agent;
+use crate::args::{FleetArgs, FleetCommand};
+use crate::errors::{Error, ExitCode, FleetError};
 use crate::output::{write_json, write_text};
 use crate::pager;
 
@@ -23,8 +24,18 @@ pub use engine::Engine;
 pub use question::FleetQuestion;
 pub use sql::Selector;
 
-/// Runs the command.
-pub fn command(args: &FleetArgs) -> Result<ExitCode, Error> {
+/// Runs one of the commands for many hosts.
+pub fn command(command: &FleetCommand) -> Result<ExitCode, Error> {
+    match command {
+        FleetCommand::Agent(args) => agent::command(args),
+        FleetCommand::AgentWindow(args) => agent::send_window(args),
+        FleetCommand::AgentRecorders => agent::forker::command(),
+        FleetCommand::Fleet(args) => ask(args),
+    }
+}
+
+/// Runs `vprof fleet`.
+fn ask(args: &FleetArgs) -> Result<ExitCode, Error> {
     check(args)?;
     let dialect = args.engine.dialect();
     let views = sql::views(args, dialect);
@@ -35,7 +46,7 @@ pub fn command(args: &FleetArgs) -> Result<ExitCode, Error> {
     }
     // An address names its service.
     if !args.lake.contains("://") && !Path::new(&args.lake).join("v1/samples").is_dir() {
-        return Err(Error::NoLake(PathBuf::from(&args.lake)));
+        return Err(FleetError::NoLake(PathBuf::from(&args.lake)).into());
     }
     let rows = args.engine.run(&views, args.question.sql())?;
     if args.question == FleetQuestion::Flame && !args.json {
@@ -61,11 +72,11 @@ fn has_end(path: &Path, end: &str) -> bool {
 }
 
 /// Refuses options that the question has no use for.
-fn check(args: &FleetArgs) -> Result<(), UsageError> {
+fn check(args: &FleetArgs) -> Result<(), FleetError> {
     let question = args.question;
     let is_diff = question == FleetQuestion::Diff;
     if is_diff && (args.before.is_empty() || args.after.is_empty()) {
-        return Err(UsageError::NoSides);
+        return Err(FleetError::NoSides);
     }
     let unused = [
         ("--before", !args.before.is_empty() && !is_diff),
@@ -81,7 +92,7 @@ fn check(args: &FleetArgs) -> Result<(), UsageError> {
         ),
     ];
     match unused.iter().find(|(_, is_given)| *is_given) {
-        Some((option, _)) => Err(UsageError::NotOfQuestion(option)),
+        Some((option, _)) => Err(FleetError::NotOfQuestion(option)),
         None => Ok(()),
     }
 }

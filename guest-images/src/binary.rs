@@ -27,17 +27,6 @@ pub fn static_binary(name: &str) -> Result<PathBuf> {
     built(name)
 }
 
-/// Builds a program of the workspace as [`static_binary`] does. Cargo shows on standard error what it does.
-///
-/// # Errors
-/// There is no such program, or it does not compile.
-pub fn static_binary_with_progress(name: &str) -> Result<PathBuf> {
-    let arguments = ["--package", name, "--bin", name];
-    let status = cargo(&arguments).status().context(NO_CARGO)?;
-    ensure!(status.success(), "cannot build {name} ({status})");
-    built(name)
-}
-
 /// Returns the path of a program that was built.
 fn built(name: &str) -> Result<PathBuf> {
     let path = output_directory().join(name);
@@ -60,26 +49,15 @@ fn output_directory() -> PathBuf {
     workspace().join(target).join(TARGET).join("release")
 }
 
-/// Setting that removes debug information and keeps symbols.
-const STRIPPED: &str = "profile.release.strip='debuginfo'";
-
-const NO_CARGO: &str = "cannot start cargo";
-
-/// Returns a call of cargo with these arguments.
+/// Builds for release with these arguments of cargo, in silence.
 ///
-/// It has no wrapper of the compiler, because cargo hashes the wrapper's path into every symbol: a program
+/// There is no wrapper of the compiler, because cargo hashes the wrapper's path into every symbol: a program
 /// would differ from checkout to checkout, and each checkout would make its own images for it.
-fn cargo(arguments: &[&str]) -> Command {
-    let mut command = Command::new(env::var_os("CARGO").unwrap_or_else(|| OsString::from("cargo")));
-    command.env("RUSTC_WORKSPACE_WRAPPER", "");
-    command.args(["build", "--release", "--config", STRIPPED]);
-    command.args(arguments).current_dir(workspace()).stdin(Stdio::null());
-    command
-}
-
-/// Runs cargo with these arguments, in silence.
 fn build(arguments: &[&str]) -> Result<()> {
-    let output = cargo(arguments).arg("--quiet").output().context(NO_CARGO)?;
+    let mut cargo = Command::new(env::var_os("CARGO").unwrap_or_else(|| OsString::from("cargo")));
+    cargo.env("RUSTC_WORKSPACE_WRAPPER", "").args(["build", "--release", "--quiet"]).args(arguments);
+    let output =
+        cargo.current_dir(workspace()).stdin(Stdio::null()).output().context("cannot start cargo")?;
     if !output.status.success() {
         // The compiler's messages have several lines, and all of them matter.
         bail!(

@@ -12,7 +12,7 @@ use crate::progress::ProgressLine;
 /// Builds what is measured and measures it.
 pub fn run() -> Result<ExitCode> {
     let line = ProgressLine::new();
-    if !deps::ensure(&line)? {
+    if !deps::ensure_for_demo(&line)? {
         return Ok(ExitCode::FAILURE);
     }
     guest_images::demo(&DemoOptions::default(), &line)?;

@@ -5,11 +5,9 @@ use std::process::{Command, ExitCode};
 
 use anyhow::{Context, Result, bail, ensure};
 use clap::Args;
-use guest_images::{
-    DemoOptions, KernelFlavour, KernelSeries, Progress, guest_directory, portable_host,
-    static_binary_with_progress,
-};
+use guest_images::{DemoOptions, KernelFlavour, KernelSeries, Progress, guest_directory, portable_host};
 
+use crate::compile::{VprofBuild, VprofKind};
 use crate::deps;
 use crate::progress::ProgressLine;
 
@@ -47,9 +45,9 @@ pub struct GuestTools {
 impl GuestTools {
     /// Builds what has changed.
     pub fn build(line: &ProgressLine) -> Result<Self> {
-        let vprof = static_binary_with_progress("vprof")?;
+        let build = VprofBuild::start(VprofKind::Full, line)?;
         let portable_host = portable_host(line)?;
-        Ok(Self { vprof, portable_host })
+        Ok(Self { vprof: build.finish(line)?, portable_host })
     }
 
     /// Returns a call of cargo whose environment names these tools and the guest images, as the crate `tests`
@@ -72,12 +70,14 @@ impl GuestTools {
 /// Runs the demo.
 pub fn run(options: &DemoArgs) -> Result<ExitCode> {
     let line = ProgressLine::new();
-    if !deps::ensure(&line)? {
+    // Packages and images wait for the network most of the time, so the compiler runs meanwhile.
+    let build = VprofBuild::start(VprofKind::Demo, &line)?;
+    if !deps::ensure_for_demo(&line)? {
         return Ok(ExitCode::FAILURE);
     }
     let image = guest_images::demo(&DemoOptions { series: options.kernel, flavour: options.flavour }, &line)?;
-    let GuestTools { vprof, portable_host } = GuestTools::build(&line)?;
-    line.end();
+    let portable_host = portable_host(&line)?;
+    let vprof = build.finish(&line)?;
     let profile = image.with_extension("vprof");
 
     let (vprof, image, profile) = (short(&vprof), short(&image), short(&profile));

@@ -8,7 +8,8 @@ use testkit::{FILES, InstalledSign, PROGRAMS, TestNeed};
 
 use crate::progress::ProgressLine;
 
-const NEEDS: &[TestNeed] = &[
+/// Packages for the demo guest and the portable host.
+const DEMO: &[TestNeed] = &[
     TestNeed { package: "apt", sign: InstalledSign::Program("apt-get"), purpose: "fetches Debian packages" },
     TestNeed {
         package: "dpkg",
@@ -35,6 +36,15 @@ const NEEDS: &[TestNeed] = &[
         purpose: "makes programs static",
     },
     TestNeed {
+        package: "qemu-system-x86",
+        sign: InstalledSign::Program("qemu-system-x86_64"),
+        purpose: "is the portable host where KVM cannot run a kernel",
+    },
+];
+
+/// Packages for the other images.
+const IMAGES: &[TestNeed] = &[
+    TestNeed {
         package: "mmdebstrap",
         sign: InstalledSign::Program("mmdebstrap"),
         purpose: "installs a Debian",
@@ -55,11 +65,6 @@ const NEEDS: &[TestNeed] = &[
         sign: InstalledSign::Program("qemu-img"),
         purpose: "makes a test's qcow2 image",
     },
-    TestNeed {
-        package: "qemu-system-x86",
-        sign: InstalledSign::Program("qemu-system-x86_64"),
-        purpose: "is the portable host where KVM cannot run a kernel",
-    },
 ];
 
 /// Runs `cargo xtask deps`.
@@ -72,15 +77,20 @@ pub fn run() -> Result<ExitCode> {
     Ok(ExitCode::SUCCESS)
 }
 
-/// Ensures that all packages are installed. As root it installs missing packages; otherwise it prints the
-/// command to type and returns `false`.
+/// Ensures that the packages for the demo guest and the portable host are installed. As root it installs
+/// missing packages; otherwise it prints the command to type and returns `false`.
+pub fn ensure_for_demo(line: &ProgressLine) -> Result<bool> {
+    met(DEMO.iter(), line)
+}
+
+/// Does the same for the packages of all images.
 pub fn ensure(line: &ProgressLine) -> Result<bool> {
-    met(NEEDS.iter(), line)
+    met(DEMO.iter().chain(IMAGES), line)
 }
 
 /// Does the same for all packages that tests need.
 pub fn ensure_for_tests(line: &ProgressLine) -> Result<bool> {
-    met(NEEDS.iter().chain(PROGRAMS).chain(FILES), line)
+    met(DEMO.iter().chain(IMAGES).chain(PROGRAMS).chain(FILES), line)
 }
 
 fn met<'a>(needs: impl Iterator<Item = &'a TestNeed>, line: &ProgressLine) -> Result<bool> {

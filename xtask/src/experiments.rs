@@ -29,7 +29,7 @@ pub struct ExperimentsArgs {
 /// Builds what is needed and runs the experiments.
 pub fn run(options: &ExperimentsArgs) -> Result<ExitCode> {
     let line = ProgressLine::new();
-    if !deps::ensure(&line)? {
+    if !deps::ensure_for_demo(&line)? {
         return Ok(ExitCode::FAILURE);
     }
     guest_images::demo(&DemoOptions::default(), &line)?;

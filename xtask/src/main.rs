@@ -3,6 +3,7 @@
 
 mod bench;
 mod bpf;
+mod compile;
 mod corpus;
 mod demo;
 mod deps;

@@ -14,8 +14,9 @@ use std::process::{Command, ExitCode};
 
 use anyhow::{Context as _, Result, ensure};
 use clap::Args;
-use guest_images::{portable_host, static_binary_with_progress};
+use guest_images::portable_host;
 
+use crate::compile::{VprofBuild, VprofKind};
 use crate::docs::copy_tree;
 use crate::install::{MANUAL, copy_bundle, install_program};
 use crate::progress::ProgressLine;
@@ -54,11 +55,12 @@ pub struct PackageArgs {
 /// Makes the packages and prints their paths.
 pub fn run(options: &PackageArgs) -> Result<ExitCode> {
     let line = ProgressLine::new();
-    if !deps::ensure(&line)? {
+    let build = VprofBuild::start(VprofKind::Full, &line)?;
+    if !deps::ensure_for_demo(&line)? {
         return Ok(ExitCode::FAILURE);
     }
-    let vprof = static_binary_with_progress("vprof")?;
-    let sources = Sources { root: workspace::root()?, vprof, bundle: portable_host(&line)? };
+    let bundle = portable_host(&line)?;
+    let sources = Sources { root: workspace::root()?, vprof: build.finish(&line)?, bundle };
     for package in line.during("packing", || sources.pack(&options.out))? {
         println!("{}", package.display());
     }

@@ -2,7 +2,7 @@
 
 use std::io::{self, IsTerminal, Write};
 use std::sync::mpsc::{RecvTimeoutError, Sender, channel};
-use std::sync::{Mutex, PoisonError};
+use std::sync::{Arc, Mutex, PoisonError};
 use std::thread::{self, JoinHandle};
 use std::time::{Duration, Instant};
 
@@ -10,6 +10,8 @@ use guest_images::Progress;
 
 /// Time between two pictures of the spinner.
 const FRAME: Duration = Duration::from_millis(200);
+/// Time between two lines of a log on work in the background.
+const NOTE: Duration = Duration::from_secs(10);
 /// A step that took less is not worth a line of a log.
 const WORTH_A_LINE: Duration = Duration::from_secs(2);
 
@@ -18,6 +20,8 @@ const WORTH_A_LINE: Duration = Duration::from_secs(2);
 pub struct ProgressLine {
     terminal: bool,
     step: Mutex<Option<ProgressStep>>,
+    /// State of the work in the background; empty if there is none.
+    note: Arc<Mutex<String>>,
 }
 
 #[derive(Debug)]
@@ -31,7 +35,7 @@ struct ProgressStep {
 impl ProgressLine {
     /// Makes a line for the present kind of standard error.
     pub fn new() -> Self {
-        Self { terminal: io::stderr().is_terminal(), step: Mutex::new(None) }
+        Self { terminal: io::stderr().is_terminal(), step: Mutex::default(), note: Arc::default() }
     }
 
     /// Does something under a step's name; the line is gone afterwards, whatever came of it.
@@ -40,6 +44,12 @@ impl ProgressLine {
         let result = work();
         self.end();
         result
+    }
+
+    /// Returns the place for words on work in the background, which a terminal shows next to the step that is
+    /// under way.
+    pub fn background(&self) -> BackgroundNote {
+        BackgroundNote { shown: self.terminal.then(|| Arc::clone(&self.note)), printed: Instant::now() }
     }
 
     fn finish(&self, step: ProgressStep) {
@@ -60,7 +70,7 @@ impl Progress for ProgressLine {
     fn begin(&self, text: &str) {
         self.end();
         let start = Instant::now();
-        let spinner = self.terminal.then(|| spin(text.to_owned(), start));
+        let spinner = self.terminal.then(|| spin(text.to_owned(), start, Arc::clone(&self.note)));
         if spinner.is_none() {
             eprintln!("{text} ...");
         }
@@ -83,11 +93,44 @@ impl Drop for ProgressLine {
     }
 }
 
-fn spin(text: String, start: Instant) -> (Sender<()>, JoinHandle<()>) {
+/// State of work in the background, such as "120 of 249 crates of vprof are compiled".
+#[derive(Debug)]
+pub struct BackgroundNote {
+    /// Text next to the step on a terminal.
+    shown: Option<Arc<Mutex<String>>>,
+    /// Time of the last line elsewhere.
+    printed: Instant,
+}
+
+impl BackgroundNote {
+    /// Shows a new state. Where standard error is no terminal, this prints a line, but at most every 10 s.
+    pub fn set(&mut self, text: String) {
+        match &self.shown {
+            Some(shown) => *shown.lock().unwrap_or_else(PoisonError::into_inner) = text,
+            None if self.printed.elapsed() >= NOTE => {
+                eprintln!("{text}");
+                self.printed = Instant::now();
+            }
+            None => {}
+        }
+    }
+}
+
+impl Drop for BackgroundNote {
+    fn drop(&mut self) {
+        if let Some(shown) = &self.shown {
+            shown.lock().unwrap_or_else(PoisonError::into_inner).clear();
+        }
+    }
+}
+
+fn spin(text: String, start: Instant, note: Arc<Mutex<String>>) -> (Sender<()>, JoinHandle<()>) {
     let (stop, stopped) = channel();
     let thread = thread::spawn(move || {
         for picture in ['|', '/', '-', '\\'].into_iter().cycle() {
-            eprint!("\r\x1b[K{picture} {text} {} s", start.elapsed().as_secs());
+            let note = note.lock().unwrap_or_else(PoisonError::into_inner).clone();
+            let note = if note.is_empty() { note } else { format!(" ({note})") };
+            eprint!("\r\x1b[K{picture} {text} {} s{note}", start.elapsed().as_secs());
             let _ = io::stderr().flush();
             if stopped.recv_timeout(FRAME) != Err(RecvTimeoutError::Timeout) {
                 return;

@@ -31,6 +31,7 @@ pub fn render(report: &Report, profile: &Path, rows: usize, page: PageLayout) ->
     command(&mut text, report, page);
     serial(&mut text, report, page);
     if report.samples == 0 {
+        text.push('\n');
         wrapped(&mut text, &without_samples(report), "", page.width);
     } else if report.busy_samples == 0 {
         text.push_str("\nNo sample hit anything but idle vCPUs.\n");
@@ -307,7 +308,9 @@ fn command(text: &mut String, report: &Report, page: PageLayout) {
     let Some(CommandTimes { command, wall_s, cpu, user, system }) = &report.command else { return };
     let estimated =
         [("CPU time of its processes", cpu), ("  in user code", user), ("  in the kernel", system)];
-    if wall_s.is_none() && cpu.is_none() {
+    // Without samples nothing is known of the CPU time.
+    let sampled = report.samples > 0;
+    if wall_s.is_none() && !(sampled && cpu.is_some()) {
         return;
     }
     let title = format!("Command: {}", escaped(command));
@@ -319,7 +322,7 @@ fn command(text: &mut String, report: &Report, page: PageLayout) {
     if let Some(wall) = wall_s {
         table.row(vec![units::seconds(*wall), String::new(), "wall, by the guest's clock".to_owned()]);
     }
-    for (name, estimate) in estimated {
+    for (name, estimate) in estimated.into_iter().filter(|_| sampled) {
         let Some(Estimate { time_s, time_low_s, time_high_s, .. }) = estimate else { continue };
         let interval = format!("{} - {}", units::seconds(*time_low_s), units::seconds(*time_high_s));
         table.row(vec![units::seconds(*time_s), interval, name.to_owned()]);

@@ -742,7 +742,9 @@ mod tests {
     fn a_look_is_no_sample_and_at_most_as_frequent_as_wanted() {
         let (mut sampler, mut ring, published) = sampler(64, ClockKind::Fixed);
         sampler.started();
-        let at = |ms: u64| 1_000_000_000_000 + ms * 1_000_000;
+        // The thread's own waits are by the real clock.
+        let begin_ns = monotonic_ns();
+        let at = |ms: u64| begin_ns + ms * 1_000_000;
         let mut taken = |plan, begin: u64| {
             published.pace.want(plan);
             // Ticks are a little early or late.

@@ -105,7 +105,7 @@ fn main() -> ExitCode {
         Ok(cli) => cli,
         Err(error) => {
             if let Some(left_out) = args::left_out(&error, &words).filter(|_| !cfg!(feature = "fleet")) {
-                eprintln!("vprof: {left_out}");
+                text::stderr_line!("vprof: {left_out}");
                 return ExitCode::from(errors::ExitCode::Usage.number());
             }
             let file = configured.path.filter(|_| config::is_of_file(&error, &words));

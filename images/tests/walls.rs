@@ -23,8 +23,11 @@ const READ: i32 = 40;
 /// Content of the only program on the images.
 const PROGRAM: &[u8] = b"its bytes";
 
+/// Reads the image at a path, behind the wall of one place.
+type WallEntry = fn(&Path);
+
 /// Places from which images are read, by name.
-const PLACES: [(&str, fn(&Path)); 4] = [
+const PLACES: [(&str, WallEntry); 4] = [
     ("reader", inspect_as_reader),
     ("disk", serve_disk),
     ("sampler", read_program_of_guest),

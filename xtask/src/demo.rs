@@ -5,7 +5,7 @@ use std::process::{Command, ExitCode};
 
 use anyhow::{Context, Result, bail, ensure};
 use clap::Args;
-use guest_images::{DemoOptions, KernelFlavour, KernelSeries, Progress, guest_directory, portable_host};
+use guest_images::{DemoOptions, KernelFlavour, KernelSeries, guest_directory, portable_host};
 
 use crate::compile::{VprofBuild, VprofKind};
 use crate::deps;

@@ -7,7 +7,7 @@
 # crate that was compiled without lints never passes for one that has none.
 here=$(dirname "$0")
 toolchain=$(dirname "$1")
-CLIPPY_ARGS=-Dwarnings "$here/rustc.sh" "$toolchain/clippy-driver" "$@" || exit
+"$here/rustc.sh" "$toolchain/clippy-driver" "$@" -D warnings || exit
 
 case " $* " in
 # Questions to the compiler, build scripts, and test programs, whose documentation nobody reads.

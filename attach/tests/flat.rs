@@ -242,7 +242,8 @@ fn a_machine_that_ends_before_its_first_tick_is_an_error() {
     assert!(matches!(&error, AttachError::Ended { pid, .. } if *pid == vm.pid()), "{error}");
 }
 
-/// Starts a VMM for the test, and its profiler, which ticks every 200 us and shows its progress on both vCPUs.
+/// Starts a VMM for the test, and its profiler, which ticks every 200 us and shows its progress on both
+/// vCPUs.
 fn attached(test: &str, role: &str) -> (Role, Attachment<Recorder>, [Arc<Progress>; 2]) {
     let vm = Role::start(test, role);
     let target = Target::find(vm.pid(), MOST, None).unwrap();

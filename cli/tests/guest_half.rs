@@ -219,7 +219,7 @@ fn sampling_stops_and_resumes_and_the_run_is_ended() {
     run.ctl(&["stop"]);
     let stopped = run.wait_for_status("stop", |status| status["sampling"] == false);
     run.ctl(&["mark", "off"]);
-    // At 1,000 Hz a second without samples is no accident.
+    // At 1,000 Hz a second without samples is not an accident.
     let still = run.wait_for_status("second without samples", |status| {
         number(status, "time_s") > number(&stopped, "time_s") + 1.0
     });

@@ -11,7 +11,7 @@ use anyhow::{Context, Result};
 use crate::debs::PackageStore;
 use crate::kernel::{KernelFlavour, KernelSeries, UnpackedKernel, wanted};
 use crate::manifest::{ProductRecipe, fingerprint};
-use crate::place::{DirectoryLock, guest_directory, write_whole};
+use crate::place::{DirectoryLock, guest_directory, make_directory, write_whole};
 use crate::{Progress, initrd};
 
 /// Modules for `/dev/kvm` on the emulated AMD machine, and for its disks, its ports and a network.
@@ -55,7 +55,9 @@ pub fn portable_host(progress: &dyn Progress) -> Result<PathBuf> {
     };
     recipe.provide(&lock, |stage| {
         progress.begin("making the portable host");
-        let kernel = UnpackedKernel::unpack(&store.paths(&packages), &stage.join("root"))?;
+        let root = stage.join("root");
+        make_directory(&root)?;
+        let kernel = UnpackedKernel::unpack(&store.paths(&packages), &root)?;
         let modules = kernel.modules.load_order(NEEDED_MODULES, USEFUL_MODULES)?;
         let initrd = initrd::base(&modules).and_then(|archive| archive.finish());
         let image = fs::read(&kernel.image).context("cannot read the unpacked kernel")?;

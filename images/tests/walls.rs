@@ -23,7 +23,7 @@ const READ: i32 = 40;
 /// Content of the only program on the images.
 const PROGRAM: &[u8] = b"its bytes";
 
-/// Reads the image at a path, behind the wall of one place.
+/// Reads the image at a path, within the wall of one place.
 type WallEntry = fn(&Path);
 
 /// Places from which images are read, by name.

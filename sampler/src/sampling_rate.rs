@@ -12,9 +12,9 @@ use std::sync::atomic::{AtomicU64, Ordering};
 /// Highest rate of looks, Hz, while the kernel is not found yet: a boot passes through its first kernel code
 /// in some hundred ms, and a program that `--start-when` awaits may be among the first ones.
 const SEARCH_HZ: f64 = 20.0;
-/// Highest rate of looks, Hz, while a condition is awaited and the kernel is known, so that its tasks are read
-/// without ticks. Ticks still show a guest that has started another kernel, and a fault of an emulated host
-/// (`collector/standstill.rs`), which takes ten ticks within ten seconds to recognize.
+/// Highest rate of looks, Hz, while a condition is awaited and the kernel is known, so that its tasks are
+/// read without ticks. Ticks still show a guest that has started another kernel, and a fault of an emulated
+/// host (`collector/standstill.rs`), which takes ten ticks within ten seconds to recognize.
 const AWAIT_HZ: f64 = 2.0;
 
 /// Purpose and mean rate of a vCPU's ticks.
@@ -22,8 +22,8 @@ const AWAIT_HZ: f64 = 2.0;
 pub(crate) enum TickPlan {
     /// Sampling is off: the guest is left alone.
     Off,
-    /// Sampling is off, and the guest is looked at this often, Hz: a look reads registers and the current
-    /// task, copies no stack, and is not a sample.
+    /// Sampling is off, and looks are made at this rate, Hz: a look reads registers and the current task,
+    /// copies no stack, and is not a sample.
     Looks(f64),
     /// Sampling is on at this rate, Hz.
     Samples(f64),
@@ -75,8 +75,8 @@ impl TickPlan {
     }
 }
 
-/// Tick plan of one vCPU. Any thread stores a requested plan. The vCPU's thread adopts the plan and stores the
-/// time, so no thread waits for another.
+/// Tick plan of one vCPU. Any thread stores a requested plan. The vCPU's thread adopts the plan and stores
+/// the time, so no thread waits for another.
 #[derive(Debug, Default)]
 pub(crate) struct SamplingRate {
     wanted: AtomicU64,

@@ -82,9 +82,9 @@ const RATE_CHECK: Duration = Duration::from_millis(50);
 /// Use of a tick.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum TickUse {
-    /// Sampling is off, and nothing is looked at: the next tick follows after this time.
+    /// Sampling is off, and no look is due: the next tick follows after this time.
     Pass(Duration),
-    /// Sampling is off, and the guest is looked at.
+    /// Sampling is off, and a look is due.
     Look,
     /// The tick takes a sample.
     Sample,
@@ -104,7 +104,7 @@ pub struct VcpuSampler {
     intervals: Option<Intervals>,
     /// Purpose of the present ticks.
     plan: TickPlan,
-    /// Time of the next look, CLOCK_MONOTONIC ns, at the check of the rate that follows.
+    /// Time at which a look is due, CLOCK_MONOTONIC ns. It is made at the check of the rate that follows.
     look_due_ns: u64,
     ring: Producer<SampleMessage>,
     /// Stack buffers, given back by the collector.
@@ -344,8 +344,8 @@ impl VcpuSampler {
         self.intervals.as_mut().map(|intervals| Duration::from_nanos(intervals.first_ns()))
     }
 
-    /// Adopts another rate, and returns the use of the tick. A tick that ends a time without sampling is not a
-    /// sample, because a check of the rate is not random.
+    /// Adopts another rate, and returns the use of the tick. A tick that ends a time without sampling is not
+    /// a sample, because a check of the rate is not random.
     pub(crate) fn take_tick(&mut self, now_ns: u64) -> TickUse {
         let before = self.plan;
         if let (Some(plan), Some(intervals)) = (self.published.pace.take(now_ns), &mut self.intervals) {
@@ -359,7 +359,7 @@ impl VcpuSampler {
         }
     }
 
-    /// Plans the next look after a tick at `now_ns`: at the check of the rate that comes next to it.
+    /// Plans the look that follows a tick at `now_ns`, for the check of the rate that is nearest to it.
     fn plan_look(&mut self, now_ns: u64) {
         if let TickPlan::Looks(hz) = self.plan {
             let pause = Duration::try_from_secs_f64(1.0 / hz).unwrap_or(Duration::MAX);

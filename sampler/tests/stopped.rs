@@ -23,8 +23,8 @@ const SOON: Duration = Duration::from_secs(20);
 /// `1: jmp 1b`
 const SPIN: &[u8] = &[0xeb, 0xfe];
 
-/// Runs a guest whose first vCPU spins and whose second is never started; prints a line when it runs. The test
-/// closes the pipe to end it.
+/// Runs a guest whose first vCPU spins and whose second is never started; prints a line when it runs. The
+/// test closes the pipe to end it.
 fn run(path: &Path) -> ! {
     let writer = ProfileWriter::create(path, false).expect("a new profile");
     let config = SessionConfig {

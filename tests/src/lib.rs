@@ -9,8 +9,8 @@
 //! ```
 //!
 //! A guest runs alone because two would share the host's CPUs and blur each other's time. Two run at once if
-//! their tests measure nothing ([`Guest::next_to_others`]), or if each needs one CPU only and gets it for itself
-//! ([`Guest::on_own_cpu`]).
+//! their tests measure nothing ([`Guest::next_to_others`]), or if each needs one CPU only and gets it for
+//! itself ([`Guest::on_own_cpu`]).
 
 pub mod corpus;
 mod emulated;

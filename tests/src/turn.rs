@@ -7,7 +7,7 @@ use std::time::{Duration, Instant};
 use nix::sched::{CpuSet, sched_getaffinity, sched_setaffinity};
 use nix::unistd::Pid;
 
-/// How a guest shares this machine with the guests of other tests.
+/// Way in which a guest shares this machine with the guests of other tests.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Sharing {
     /// No other guest runs.

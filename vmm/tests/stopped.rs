@@ -72,8 +72,8 @@ impl Observer for Stopping {
                 &std::process::id().to_string(),
             ]);
             *self.shared.stopper.lock().unwrap() = Some(stop.spawn().unwrap());
-            // The process is stopped within this time. After it, this vCPU is not the first to run, because it
-            // still sleeps.
+            // The process is stopped within this time. After it, this vCPU is not the first to run, because
+            // it still sleeps.
             std::thread::sleep(Duration::from_millis(1_600));
         }
     }

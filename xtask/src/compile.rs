@@ -6,7 +6,7 @@
 //! ```
 //!
 //! Cargo's own bar would draw over the line of the step that runs meanwhile, and shows nothing at all where
-//! standard error is no terminal, such as in CI. So cargo is quiet here and its messages are counted.
+//! standard error is not a terminal, such as in CI. So cargo is quiet here and its messages are counted.
 
 use std::collections::HashSet;
 use std::io::{BufRead, BufReader, Read};
@@ -139,8 +139,8 @@ struct CompiledCrates {
 }
 
 impl CompiledCrates {
-    /// Reads a message of `--message-format json` (The Cargo Book, External Tools). Returns true if it reports
-    /// a crate.
+    /// Reads a message of `--message-format json` (The Cargo Book, External Tools). Returns true if it
+    /// reports a crate.
     fn read(&mut self, line: &str) -> bool {
         let Ok(message) = serde_json::from_str::<Value>(line) else { return false };
         // A build script is compiled and run before its crate.

@@ -38,8 +38,8 @@ pub struct InstallArgs {
     #[arg(long)]
     without_portable_host: bool,
 
-    /// Leave out `vprof agent`, `vprof fleet` and the formats parquet and otlp, which take a fifth of the time
-    /// to compile
+    /// Leave out `vprof agent`, `vprof fleet` and the formats parquet and otlp, which take a fifth of the
+    /// time to compile
     #[arg(long)]
     no_fleet: bool,
 }

@@ -103,7 +103,7 @@ pub struct BackgroundNote {
 }
 
 impl BackgroundNote {
-    /// Shows a new state. Where standard error is no terminal, this prints a line, but at most every 10 s.
+    /// Shows a new state. Where standard error is not a terminal, this prints a line, but at most every 10 s.
     pub fn set(&mut self, text: String) {
         match &self.shown {
             Some(shown) => *shown.lock().unwrap_or_else(PoisonError::into_inner) = text,

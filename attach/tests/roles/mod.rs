@@ -359,7 +359,7 @@ impl Drop for Role {
     }
 }
 
-/// What a tick of a [`Recorder`] has found, as far as tests wait for it.
+/// Finding of a [`Recorder`] that tests wait for.
 #[derive(Debug, Clone, Copy)]
 pub enum Found {
     Code,
@@ -564,8 +564,8 @@ pub fn interruptions() -> u64 {
     repetitions(25, 100)
 }
 
-/// Waits for another part of a tick, or of the pause between two ticks, in each turn of a test. Nothing tells
-/// a test that a tick has come so far, because that would be an interruption of its own.
+/// Waits for another part of a tick, or of the pause between two ticks, in each turn of a test. Nothing can
+/// signal to a test that a tick has come so far, because the signal would interrupt the tick.
 pub fn within_ticks(turn: u64) {
     // A tick takes a good part of the 200 us between two. 37 has no divisor in common with 200.
     std::thread::sleep(Duration::from_micros(1_000 + turn * 37));

@@ -66,7 +66,8 @@ impl VolumeHead {
     }
 }
 
-/// Recognizes ext2, ext3, ext4 and their external journals (Documentation/filesystems/ext4/super.rst of Linux 6.1).
+/// Recognizes ext2, ext3, ext4 and their external journals (Documentation/filesystems/ext4/super.rst of Linux
+/// 6.1).
 fn ext(head: &VolumeHead) -> Option<VolumeSignature> {
     const SUPER: usize = 1024;
     const COMPAT_HAS_JOURNAL: u32 = 0x4;

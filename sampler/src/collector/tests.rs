@@ -571,7 +571,7 @@ fn a_vcpu_that_is_added_counts_from_then_on() {
     session.set_sampling(false);
     let mut off = AttachedSampler::from(session.add_vcpu(none()).expect("room"));
     let mut passes = || Observer::<GuestMemoryMmap>::pass(&mut off, monotonic_ns()).is_some();
-    assert_eq!((passes(), passes()), (false, false), "no kernel was found: the guest is looked at");
+    assert_eq!((passes(), passes()), (false, false), "no kernel was found, so a look is due");
     assert_eq!(session.status().kernel, None);
     assert_eq!(session.status().samples, 15);
     let further = (0..100).take_while(|_| session.add_vcpu(none()).is_some()).count();

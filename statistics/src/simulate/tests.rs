@@ -62,8 +62,8 @@ fn runs() -> u32 {
     repetitions(250, 1_000)
 }
 
-/// Returns 2.9 standard deviations of the coverage of 95 % intervals: 2 percentage points with 1,000 runs, 4 with
-/// 250.
+/// Returns 2.9 standard deviations of the coverage of 95 % intervals: 2 percentage points with 1,000 runs, 4
+/// with 250.
 fn chance(runs: u32) -> f64 {
     2.9 * (0.05 * 0.95 / f64::from(runs)).sqrt()
 }

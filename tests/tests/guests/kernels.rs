@@ -8,7 +8,8 @@ use crate::trip;
 /// Works in user space and in the kernel, and prints facts about the kernel.
 const SCRIPT: &str = "uname -r; grep -m 1 flags /proc/cpuinfo; grep ' _text$' /proc/kallsyms; cat /proc/interrupts \
      >/dev/null; spin --seconds 1.5; syscalls --call read --seconds 1.5";
-/// Rate of the samples: lower than by default, because an emulated guest pays for each of them while it boots.
+/// Rate of the samples: lower than by default, because an emulated guest pays for each of them while it
+/// boots.
 const RATE: &str = "500";
 
 /// Runs [`SCRIPT`], and asserts all that a report promises of a kernel that is known.

@@ -24,7 +24,7 @@ echo "took $(($(date +%s%N) - begun)) ns" >&2
     )
 }
 
-/// Asserts that the output of a run has that of [`script`] after this many bytes, and returns what follows it.
+/// Asserts that a run printed the output of [`script`] after this many bytes, and returns what follows it.
 pub(crate) fn assert_output(run: &Run, before: usize) -> &[u8] {
     let mut expected: Vec<u8> = (0..=255).collect();
     let mut lines = String::new();

@@ -40,8 +40,8 @@ pub fn longest_command_line(file: &[u8]) -> Result<usize, KernelError> {
 
 /// Checks that a kernel that takes command lines of at most `most` bytes gets all of this one.
 ///
-/// A longer line must not reach the kernel, whoever loads it. QEMU, for example, passes on lines of any
-/// length. Linux 6.1 copies the first 2,048 bytes (`copy_bootdata`, arch/x86/kernel/head64.c), and with
+/// A longer line must not reach the kernel, whatever program loads it. QEMU, for example, passes on lines of
+/// any length. Linux 6.1 copies the first 2,048 bytes (`copy_bootdata`, arch/x86/kernel/head64.c), and with
 /// `CONFIG_FORTIFY_SOURCE` panics because it finds no NUL in them, before it has a console to say so.
 ///
 /// # Errors

@@ -391,8 +391,8 @@ impl TestSession<'_> {
             command.env(testkit::events::EVENTS, file.path()).args(arguments);
             self.timings.measure(step, || outcome::run(command, OutputMode::PassedOn))
         };
-        // Several tests may wait for one guest. The harness bounds the guests, and runs those alone that share
-        // no CPU.
+        // Several tests may wait for one guest. The harness bounds the guests, and runs those alone that
+        // share no CPU.
         let others = run("guests side by side", &[NEXT_TO_OTHERS, &THREADS].concat())?;
         let skipped = NEXT_TO_OTHERS.iter().flat_map(|module| ["--skip", module]);
         let alone: Vec<&str> = skipped.chain(THREADS).collect();

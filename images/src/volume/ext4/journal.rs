@@ -114,7 +114,7 @@ impl JournalReplay {
             }
             covered = true;
         }
-        // A guest that starts meanwhile replays its journal too, tells so in the journal's superblock, and
+        // A guest that starts meanwhile replays its journal too, notes that in the journal's superblock, and
         // only then reuses the journal's blocks.
         let mut state = [0; 8];
         if covered {

@@ -32,7 +32,7 @@ pub enum JournalError {
     /// The disk cannot be read.
     #[error("{}", Reason(.0))]
     Read(#[from] io::Error),
-    /// The journal is on a device of its own.
+    /// The journal is on a separate device.
     #[error("it is on another device")]
     External,
     /// The file system was not unmounted, but it has no journal.

@@ -18,7 +18,7 @@ use support::made::{with_exact, with_task_scans, with_trips};
 use support::{stderr, write_batch};
 
 /// Commands that are run by other tests, which have what they need.
-const ELSEWHERE: [(&str, &str); 9] = [
+const ELSEWHERE: [(&str, &str); 11] = [
     ("run", "a guest: tests/tests/guests, `output::` for commands in it"),
     ("boot", "a guest: tests/tests/guests/boot.rs"),
     ("attach", "a running VM: tests/tests/guests/attach.rs, watch.rs"),
@@ -28,6 +28,8 @@ const ELSEWHERE: [(&str, &str); 9] = [
     ("selftest", "a guest: tests/tests/guests/selftest.rs"),
     ("image", "an image: cli/tests/image_reader.rs"),
     ("doctor", "its exit code is the machine's: cli/tests/profiles.rs"),
+    ("agent", "running VMs, which it watches until it is ended: cli/tests/attach/agent.rs"),
+    ("fleet", "a lake: cli/tests/fleet.rs"),
 ];
 
 /// Words of commands for a terminal (cli/tests/interactive.rs has one), and for a recording from the guest's

@@ -224,8 +224,8 @@ fn sampling_stops_and_resumes_and_the_run_is_ended() {
         number(status, "time_s") > number(&stopped, "time_s") + 1.0
     });
     run.ctl(&["mark", "on", "again"]);
-    run.ctl(&["start"]);
     run.ctl(&["rate", "300"]);
+    run.ctl(&["start"]);
     let after = run.wait_for_status("samples at another rate", |status| {
         status["samples"].as_u64() >= still["samples"].as_u64().map(|samples| samples + 100)
     });

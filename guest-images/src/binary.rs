@@ -22,7 +22,7 @@ pub fn static_binary(name: &str) -> Result<PathBuf> {
     if name == INIT || WORKLOADS.contains(&name) {
         programs()?;
     } else {
-        build(&["--package", name, "--bin", name])?;
+        build("build", &["--package", name, "--bin", name])?;
     }
     built(name)
 }
@@ -38,7 +38,10 @@ fn built(name: &str) -> Result<PathBuf> {
 pub(crate) fn programs() -> Result<PathBuf> {
     // The programs are unpacked into memory or copied into images at every start, so they have to be small.
     let small = ["--config", "profile.release.codegen-units=1", "--config", "profile.release.panic='abort'"];
-    build(&[&["--package", "guest-programs", "--package", "inlined"][..], &small].concat())?;
+    build("build", &[&["--package", "guest-programs"][..], &small].concat())?;
+    // Its line tables name the directory of the checkout, by which it would differ from checkout to checkout.
+    let here = format!("--remap-path-prefix={}=/vprof", workspace().display());
+    build("rustc", &[&["--package", "inlined"][..], &small, &["--", &here]].concat())?;
     Ok(output_directory())
 }
 
@@ -49,19 +52,19 @@ fn output_directory() -> PathBuf {
     workspace().join(target).join(TARGET).join("release")
 }
 
-/// Builds for release with these arguments of cargo, in silence.
+/// Calls cargo with a subcommand that builds, for release and in silence.
 ///
 /// There is no wrapper of the compiler, because cargo hashes the wrapper's path into every symbol: a program
 /// would differ from checkout to checkout, and each checkout would make its own images for it.
-fn build(arguments: &[&str]) -> Result<()> {
+fn build(subcommand: &str, arguments: &[&str]) -> Result<()> {
     let mut cargo = Command::new(env::var_os("CARGO").unwrap_or_else(|| OsString::from("cargo")));
-    cargo.env("RUSTC_WORKSPACE_WRAPPER", "").args(["build", "--release", "--quiet"]).args(arguments);
+    cargo.env("RUSTC_WORKSPACE_WRAPPER", "").args([subcommand, "--release", "--quiet"]).args(arguments);
     let output =
         cargo.current_dir(workspace()).stdin(Stdio::null()).output().context("cannot start cargo")?;
     if !output.status.success() {
         // The compiler's messages have several lines, and all of them matter.
         bail!(
-            "cannot build a static program with cargo {}:\n{}",
+            "cannot build a static program with cargo {subcommand} {}:\n{}",
             arguments.join(" "),
             String::from_utf8_lossy(&output.stderr).trim_end()
         );
@@ -149,6 +152,8 @@ mod tests {
         };
         assert!(["half", "third", "fifth"].iter().all(|f| holds("shares", format!("\0{f}\0").as_bytes())));
         assert!(holds("inlined", b".debug_line\0") && !holds("shares", b".debug_line\0"));
+        // Images with the program are the same in every checkout.
+        assert!(!holds("inlined", workspace().as_os_str().as_encoded_bytes()));
     }
 
     #[test]

@@ -60,7 +60,8 @@ impl TestPrograms {
     pub fn build(packages: &[String]) -> Result<Self> {
         let mut cargo = cargo();
         choose(cargo.arg("build"), packages);
-        cargo.args(["--all-targets", "--message-format", "json-render-diagnostics"]);
+        cargo.args(["--lib", "--bins", "--tests", "--examples"]);
+        cargo.args(["--message-format", "json-render-diagnostics"]);
         let output = cargo.stderr(Stdio::inherit()).output().context("cannot start cargo build")?;
         ensure!(output.status.success(), "cannot build the tests ({})", output.status);
         let messages = String::from_utf8_lossy(&output.stdout);

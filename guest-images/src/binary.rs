@@ -37,7 +37,12 @@ fn built(name: &str) -> Result<PathBuf> {
 /// Builds init and all workloads and returns their directory.
 pub(crate) fn programs() -> Result<PathBuf> {
     // The programs are unpacked into memory or copied into images at every start, so they have to be small.
-    let small = ["--config", "profile.release.codegen-units=1", "--config", "profile.release.panic='abort'"];
+    // Line tables are stripped again. They are asked for because the compiler then gives `main` unwind
+    // tables, although a panic aborts.
+    let small = ["codegen-units=1", "panic='abort'", "debug='line-tables-only'"];
+    let small: Vec<String> =
+        small.iter().map(|setting| format!("--config=profile.release.{setting}")).collect();
+    let small: Vec<&str> = small.iter().map(String::as_str).collect();
     build("build", &[&["--package", "guest-programs"][..], &small].concat())?;
     // Its line tables name the directory of the checkout, by which it would differ from checkout to checkout.
     let here = format!("--remap-path-prefix={}=/vprof", workspace().display());

@@ -355,8 +355,6 @@ fn pieces_of_blocks_are_covered() {
 }
 
 proptest! {
-    #![proptest_config(ProptestConfig { cases: 48, ..ProptestConfig::default() })]
-
     #[test]
     fn damage_is_tolerated(changes in proptest::collection::vec((any::<u32>(), any::<u8>()), 1..20), of in 0_usize..2) {
         thread_local! {

@@ -22,7 +22,7 @@ pub fn static_binary(name: &str) -> Result<PathBuf> {
     if name == INIT || WORKLOADS.contains(&name) {
         programs()?;
     } else {
-        build("build", &["--package", name, "--bin", name])?;
+        build(&["--package", name, "--bin", name])?;
     }
     built(name)
 }
@@ -40,13 +40,16 @@ pub(crate) fn programs() -> Result<PathBuf> {
     // Line tables are stripped again. They are asked for because the compiler then gives `main` unwind
     // tables, although a panic aborts.
     let small = ["codegen-units=1", "panic='abort'", "debug='line-tables-only'"];
-    let small: Vec<String> =
+    let mut settings: Vec<String> =
         small.iter().map(|setting| format!("--config=profile.release.{setting}")).collect();
-    let small: Vec<&str> = small.iter().map(String::as_str).collect();
-    build("build", &[&["--package", "guest-programs"][..], &small].concat())?;
-    // Its line tables name the directory of the checkout, by which it would differ from checkout to checkout.
-    let here = format!("--remap-path-prefix={}=/vprof", workspace().display());
-    build("rustc", &[&["--package", "inlined"][..], &small, &["--", &here]].concat())?;
+    // The line tables that stay name the checkout, by which a program would differ from one to the other.
+    let root = workspace();
+    settings.push(format!(
+        "--config=target.{TARGET}.rustflags=['--remap-path-prefix={}=/vprof']",
+        root.display()
+    ));
+    let settings: Vec<&str> = settings.iter().map(String::as_str).collect();
+    build(&[&["--package", "guest-programs", "--package", "inlined"][..], &settings].concat())?;
     Ok(output_directory())
 }
 
@@ -57,19 +60,19 @@ fn output_directory() -> PathBuf {
     workspace().join(target).join(TARGET).join("release")
 }
 
-/// Calls cargo with a subcommand that builds, for release and in silence.
+/// Builds for release with these arguments of cargo, in silence.
 ///
 /// There is no wrapper of the compiler, because cargo hashes the wrapper's path into every symbol: a program
 /// would differ from checkout to checkout, and each checkout would make its own images for it.
-fn build(subcommand: &str, arguments: &[&str]) -> Result<()> {
+fn build(arguments: &[&str]) -> Result<()> {
     let mut cargo = Command::new(env::var_os("CARGO").unwrap_or_else(|| OsString::from("cargo")));
-    cargo.env("RUSTC_WORKSPACE_WRAPPER", "").args([subcommand, "--release", "--quiet"]).args(arguments);
+    cargo.env("RUSTC_WORKSPACE_WRAPPER", "").args(["build", "--release", "--quiet"]).args(arguments);
     let output =
         cargo.current_dir(workspace()).stdin(Stdio::null()).output().context("cannot start cargo")?;
     if !output.status.success() {
         // The compiler's messages have several lines, and all of them matter.
         bail!(
-            "cannot build a static program with cargo {subcommand} {}:\n{}",
+            "cannot build a static program with cargo build {}:\n{}",
             arguments.join(" "),
             String::from_utf8_lossy(&output.stderr).trim_end()
         );

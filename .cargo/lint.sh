@@ -13,12 +13,14 @@ case " $* " in
 # Questions to the compiler, build scripts, and test programs, whose documentation nobody reads.
 *" --crate-name ___ "* | *" -vV "* | *" --print"* | *" --crate-name build_script_"* | *" --test "*) exit ;;
 esac
+links=
 case " $* " in
 # All items of a program are private, and its documentation links to them, as in cargo doc.
 *" --crate-type bin "*) links="-A rustdoc::private-intra-doc-links" ;;
 esac
 shift
 # What is left out chooses the compiler's output; rustdoc has its own.
+skip=
 for argument; do
     shift
     case $skip$argument in

@@ -25,5 +25,5 @@ pub use plot::{LinePlot, PlotLine, PlotScale};
 pub use process::{OwnProcess, resident_kb};
 pub use python::python_packages;
 pub use receiver::{HttpAnswer, HttpReceiver, HttpRequest};
-pub use repetitions::repetitions;
+pub use repetitions::{INCLUDE_IGNORED, repetitions};
 pub use terminal::Terminal;

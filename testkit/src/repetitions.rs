@@ -1,7 +1,7 @@
 //! Repetitions of what can fail at any moment in a test.
 
 /// Option of libtest that also runs ignored tests: `cargo xtask test --all` passes it.
-const INCLUDE_IGNORED: &str = "--include-ignored";
+pub const INCLUDE_IGNORED: &str = "--include-ignored";
 
 /// Returns the second number with `cargo xtask test --all`, else the first one. For example, a test that
 /// kills a profiler somewhere in a tick does it 25 times for each change, and 100 times before a release.

@@ -8,7 +8,7 @@ fn judged(options: &[&str], script: &str) -> Run {
     Guest::demo()
         .next_to_others()
         .boot()
-        .options(options.iter().copied().chain(["--json"]))
+        .options(options.iter().copied().chain(["-F", "200", "--json"]))
         .script(script)
         .run()
 }

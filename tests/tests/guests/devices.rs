@@ -47,7 +47,7 @@ fn with_all_devices(network: &GuestNetwork, host: &vsock::VsockHost) -> Run {
     );
     Guest::demo()
         .next_to_others()
-        .options(["--cpus", "2", "--memory", "5G", "-F", "200", "--exact", "--net", &net, "--vsock", &vsock])
+        .options(["--cpus", "2", "--memory", "5G", "-F", "50", "--exact", "--net", &net, "--vsock", &vsock])
         .command(["sh", "-c", &script, network::TRAFFIC, &guest, &gateway, vsock::TRAFFIC])
         .run()
         .exited(3)

@@ -39,7 +39,7 @@ pub fn ran() -> &'static Run {
         let command = words.iter().chain(WORDS);
         Guest::debian()
             .next_to_others()
-            .options(["-F", "200", "--task-rate", "1"])
+            .options(["-F", "50", "--task-rate", "1"])
             .command(command)
             .run()
             .exited(42)

@@ -16,6 +16,7 @@ use clap::Args;
 use guest_images::{
     DebianOptions, DebianRelease, DemoOptions, FileFormat, KernelFlavour, KernelSeries, Progress,
 };
+use testkit::INCLUDE_IGNORED;
 
 use self::outcome::{OutputMode, ProgramOutcome};
 use self::passed::PassedPrograms;
@@ -43,8 +44,6 @@ const MORE_IMAGES: &[(KernelSeries, KernelFlavour)] = &[
 ];
 /// Packages whose tests boot guests.
 const WITH_GUESTS: [&str; 2] = ["vprof-tests", "guest-images"];
-/// Option of libtest that also runs ignored tests.
-const INCLUDE_IGNORED: &str = "--include-ignored";
 
 /// Modules of guest tests whose guests measure nothing: two of them boot at a time.
 const NEXT_TO_OTHERS: &[&str] = &[
@@ -158,40 +157,33 @@ pub fn run(options: &TestArgs) -> Result<ExitCode> {
         return Ok(ExitCode::FAILURE);
     }
     let build = || timings.measure("test programs", || TestPrograms::build(&packages));
-    if !boot_guests {
-        let programs = build()?;
-        let passed = PassedPrograms::read(&root, programs.vprof(), &options.settings())?;
-        let session = TestSession {
-            programs: &programs,
-            packages: &packages,
-            tools: None,
-            options,
-            timings: &timings,
-            passed: &passed,
-        };
-        return session.run();
-    }
     // Fetching packages waits for the network, the compiler does not.
     let (programs, portable_host) = std::thread::scope(|scope| {
-        let images = scope.spawn(|| timings.measure("guest images", || build_images(options.all, &line)));
+        let images = boot_guests.then(|| {
+            scope.spawn(|| timings.measure("guest images", || build_images(options.all, &line)))
+        });
         let programs = build();
-        let host = images.join().unwrap_or_else(|panic| std::panic::resume_unwind(panic));
-        anyhow::Ok((programs?, host?))
+        let host = images.map(|images| images.join().unwrap_or_else(|panic| std::panic::resume_unwind(panic)));
+        anyhow::Ok((programs?, host.transpose()?))
     })?;
     line.end();
-    let vprof = programs.vprof().context("cargo has built no vprof")?;
-    let tools = GuestTools { vprof: programs::without_debug_information(vprof)?, portable_host };
-    if !options.arguments.is_empty() {
+    let tools = portable_host.map(|portable_host| {
+        let vprof = programs.vprof().context("cargo has built no vprof")?;
+        anyhow::Ok(GuestTools { vprof: programs::without_debug_information(vprof)?, portable_host })
+    });
+    let tools = tools.transpose()?;
+    if let Some(tools) = &tools
+        && !options.arguments.is_empty()
+    {
         return run_cargo(tools.cargo(), &packages, options);
     }
-    let passed = PassedPrograms::read(&root, Some(vprof), &options.settings())?;
     TestSession {
+        passed: &PassedPrograms::read(&root, programs.vprof(), &options.settings())?,
         programs: &programs,
         packages: &packages,
-        tools: Some(&tools),
+        tools: tools.as_ref(),
         options,
         timings: &timings,
-        passed: &passed,
     }
     .run()
 }

@@ -56,7 +56,7 @@ impl TestPrograms {
     /// something only in them: code, for example, that nothing but a test uses.
     ///
     /// # Errors
-    /// One does not compile, or binutils are missing.
+    /// One does not compile.
     pub fn build(packages: &[String]) -> Result<Self> {
         let mut cargo = cargo();
         choose(cargo.arg("build"), packages);
@@ -130,6 +130,9 @@ pub fn choose(cargo: &mut Command, packages: &[String]) {
 
 /// Makes a copy next to the program that has its symbols, but no debug information, and returns its path. It
 /// is small, because an emulated host loads the whole program.
+///
+/// # Errors
+/// binutils are missing, or there is no room for the copy.
 pub fn without_debug_information(program: &Path) -> Result<PathBuf> {
     let copy = program.with_file_name("vprof-under-test");
     let status = Command::new("objcopy").arg("--strip-debug").arg(program).arg(&copy).status();

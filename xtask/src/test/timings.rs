@@ -112,9 +112,8 @@ impl HarnessEvents {
 
 impl fmt::Display for StepTimes {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let [steps, programs] = [&self.steps, &self.programs]
+        let [steps, mut programs] = [&self.steps, &self.programs]
             .map(|times| times.lock().unwrap_or_else(PoisonError::into_inner).clone());
-        let mut programs = programs;
         programs.sort_by_key(|(_, took)| Reverse(*took));
         let in_all = ("in all".to_owned(), self.begin.elapsed());
         writeln!(f, "\n seconds  step")?;

@@ -5,45 +5,56 @@
 
 use std::io::{BufRead, BufReader, Write};
 use std::path::Path;
-use std::process::{Child, ChildStdin, Command, Stdio};
+use std::process::{ChildStdin, Command, Stdio};
 use std::sync::mpsc::{Receiver, channel};
+use std::sync::{Mutex, PoisonError};
 use std::thread;
 use std::time::{Duration, Instant};
 
 use serde_json::{Value, json};
-use tempfile::TempDir;
 
 /// A browser takes seconds; this limit only keeps a broken one from blocking all other tests.
 const LIMIT: Duration = Duration::from_secs(120);
 
-/// A browser with one page. It ends when it is dropped.
+/// Browsers whose last page is closed. A test takes one of them, because a new one takes longer to start than most
+/// tests take.
+static IDLE: Mutex<Vec<BrowserProcess>> = Mutex::new(Vec::new());
+
+/// A browser of this program. It ends when the program does, because its pipe then does.
 #[derive(Debug)]
-pub struct Browser {
-    child: Child,
+struct BrowserProcess {
     input: ChildStdin,
     messages: Receiver<Value>,
+    /// Number of the last message to it.
     last: u64,
+}
+
+/// One page, which shares nothing with other pages of its browser. It is closed when it is dropped.
+#[derive(Debug)]
+pub struct Browser {
+    /// `None` while it is dropped.
+    process: Option<BrowserProcess>,
+    /// The window without history, cookies and storage that has the page.
+    context: Value,
     session: Option<String>,
     /// Events that it sent without a request.
     pub events: Vec<Value>,
-    _profile: TempDir,
 }
 
 impl Browser {
-    /// Starts a browser and opens a file; returns `None` if there is none and none is required.
+    /// Opens a file in a browser; returns `None` if there is none and none is required.
     pub fn open(page: &Path) -> Option<Self> {
-        let names = ["chromium", "chromium-browser", "google-chrome"];
-        let works = |name: &&&str| {
-            let version = Command::new(name).arg("--version").stderr(Stdio::null()).output();
-            version.is_ok_and(|output| output.status.success())
+        let idle = IDLE.lock().unwrap_or_else(PoisonError::into_inner).pop();
+        let process = match idle {
+            Some(process) => process,
+            None => BrowserProcess::start(program()?),
         };
-        let Some(program) = names.iter().find(works) else {
-            testkit::missing("Chromium (Debian package chromium; `cargo xtask deps` installs it)");
-            return None;
-        };
-        let profile = tempfile::tempdir().expect("a directory");
-        let mut browser = Self::start(program, profile);
-        let target = browser.send("Target.createTarget", json!({ "url": "about:blank" }));
+        let mut browser =
+            Self { process: Some(process), context: Value::Null, session: None, events: Vec::new() };
+        let context = browser.send("Target.createBrowserContext", json!({}));
+        browser.context = context["browserContextId"].clone();
+        let target = json!({ "url": "about:blank", "browserContextId": browser.context });
+        let target = browser.send("Target.createTarget", target);
         let session = json!({ "targetId": target["targetId"], "flatten": true });
         let session = browser.send("Target.attachToTarget", session);
         browser.session = session["sessionId"].as_str().map(str::to_owned);
@@ -58,49 +69,20 @@ impl Browser {
         Some(browser)
     }
 
-    fn start(program: &str, profile: TempDir) -> Self {
-        // The shell puts the pipes at the descriptors that the browser uses.
-        let mut child = Command::new("sh")
-            .args(["-c", r#"exec "$@" 3<&0 4>&1 </dev/null >/dev/null 2>&1"#, "sh", program])
-            .args(["--headless=new", "--remote-debugging-pipe", "--no-first-run", "--disable-gpu"])
-            // Its sandbox does not start for root, as in containers; the page is our own.
-            .arg("--no-sandbox")
-            .arg(format!("--user-data-dir={}", profile.path().display()))
-            .arg("about:blank")
-            .stdin(Stdio::piped())
-            .stdout(Stdio::piped())
-            .spawn()
-            .expect("a shell");
-        let input = child.stdin.take().expect("a pipe");
-        let output = child.stdout.take().expect("a pipe");
-        let (sender, messages) = channel();
-        thread::spawn(move || {
-            for message in BufReader::new(output).split(0) {
-                let Some(value) = message.ok().and_then(|text| serde_json::from_slice(&text).ok()) else {
-                    break;
-                };
-                if sender.send(value).is_err() {
-                    break;
-                }
-            }
-        });
-        let (session, events) = (None, Vec::new());
-        Self { child, input, messages, last: 0, session, events, _profile: profile }
-    }
-
     /// Sends a command and returns its result.
     pub fn send(&mut self, method: &str, params: Value) -> Value {
-        self.last += 1;
-        let mut message = json!({ "id": self.last, "method": method, "params": params });
+        let process = self.process.as_mut().expect("the page is not closed");
+        process.last += 1;
+        let mut message = json!({ "id": process.last, "method": method, "params": params });
         if let Some(session) = &self.session {
             message["sessionId"] = session.as_str().into();
         }
         let mut text = message.to_string().into_bytes();
         text.push(0);
-        self.input.write_all(&text).expect("the browser reads");
+        process.input.write_all(&text).expect("the browser reads");
         loop {
-            let mut answer = self.messages.recv_timeout(LIMIT).expect("the browser answers");
-            if answer["id"] == self.last {
+            let mut answer = process.messages.recv_timeout(LIMIT).expect("the browser answers");
+            if answer["id"] == process.last {
                 assert!(answer.get("error").is_none(), "{method}: {}", answer["error"]);
                 return answer["result"].take();
             }
@@ -211,8 +193,59 @@ impl Browser {
 
 impl Drop for Browser {
     fn drop(&mut self) {
-        // Both fail only if the browser has exited already.
-        let _ = self.child.kill();
-        let _ = self.child.wait();
+        // A test that failed may have failed by its browser, which ends with its pipe.
+        if !thread::panicking() {
+            self.session = None;
+            let context = self.context.take();
+            self.send("Target.disposeBrowserContext", json!({ "browserContextId": context }));
+            IDLE.lock().unwrap_or_else(PoisonError::into_inner).extend(self.process.take());
+        }
+    }
+}
+
+/// Returns the name of the browser that is installed.
+fn program() -> Option<&'static str> {
+    let works = |name: &&str| {
+        let version = Command::new(name).arg("--version").stderr(Stdio::null()).output();
+        version.is_ok_and(|output| output.status.success())
+    };
+    let found = ["chromium", "chromium-browser", "google-chrome"].into_iter().find(works);
+    if found.is_none() {
+        testkit::missing("Chromium (Debian package chromium; `cargo xtask deps` installs it)");
+    }
+    found
+}
+
+impl BrowserProcess {
+    fn start(program: &str) -> Self {
+        // The shell puts the pipes at the descriptors that the browser uses, and removes the browser's files at its
+        // end, which is after that of the tests.
+        let script = r#"directory=$(mktemp -d); "$@" --user-data-dir="$directory" about:blank 3<&0 4>&1 </dev/null >/dev/null 2>&1
+            rm -r "$directory""#;
+        let mut child = Command::new("sh")
+            .args(["-c", script, "sh", program])
+            .args(["--headless=new", "--remote-debugging-pipe", "--no-first-run", "--disable-gpu"])
+            // Its sandbox does not start for root, as in containers; the page is our own.
+            .arg("--no-sandbox")
+            .stdin(Stdio::piped())
+            .stdout(Stdio::piped())
+            .spawn()
+            .expect("a shell");
+        let input = child.stdin.take().expect("a pipe");
+        let output = child.stdout.take().expect("a pipe");
+        let (sender, messages) = channel();
+        thread::spawn(move || {
+            for message in BufReader::new(output).split(0) {
+                let Some(value) = message.ok().and_then(|text| serde_json::from_slice(&text).ok()) else {
+                    break;
+                };
+                if sender.send(value).is_err() {
+                    break;
+                }
+            }
+            // It has ended, or its pipe has.
+            let _ = child.wait();
+        });
+        Self { input, messages, last: 0 }
     }
 }

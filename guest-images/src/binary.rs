@@ -2,16 +2,29 @@
 
 use std::env;
 use std::ffi::OsString;
-use std::path::PathBuf;
+use std::fs;
+use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
 
-use anyhow::{Context, Result, bail, ensure};
+use anyhow::{Context, Result, anyhow, bail, ensure};
 use guest_programs::{INIT, WORKLOADS};
+use sha2::{Digest, Sha256};
 
+use crate::manifest::hex;
 use crate::place::workspace;
 
 /// The target of `.cargo/config.toml`, whose flags make every program static.
 const TARGET: &str = "x86_64-unknown-linux-gnu";
+
+/// Parts of the workspace that decide what [`programs`] builds.
+const SOURCES_OF_PROGRAMS: &[&str] = &[
+    "Cargo.toml",
+    "Cargo.lock",
+    "rust-toolchain.toml",
+    ".cargo",
+    "guest-images/programs",
+    "guest-images/inlined",
+];
 
 /// Builds a program of this workspace for release and returns its path. Takes a moment if the program is
 /// built already.
@@ -19,23 +32,51 @@ const TARGET: &str = "x86_64-unknown-linux-gnu";
 /// # Errors
 /// There is no such program, or it does not compile: the compiler's last lines are in the error.
 pub fn static_binary(name: &str) -> Result<PathBuf> {
-    if name == INIT || WORKLOADS.contains(&name) {
-        programs()?;
+    let directory = if name == INIT || WORKLOADS.contains(&name) {
+        programs()?
     } else {
         build(&["--package", name, "--bin", name])?;
-    }
-    built(name)
-}
-
-/// Returns the path of a program that was built.
-fn built(name: &str) -> Result<PathBuf> {
-    let path = output_directory().join(name);
+        output_directory()
+    };
+    let path = directory.join(name);
     ensure!(path.is_file(), "cargo built no program {}", path.display());
     Ok(path)
 }
 
-/// Builds init and all workloads and returns their directory.
+/// Returns the directory of init and all workloads. It is in the user's cache under the hash of their
+/// sources, because a checkout would otherwise build them only to find that its images are made already.
 pub(crate) fn programs() -> Result<PathBuf> {
+    let mut hash = Sha256::new();
+    // The settings are in this file.
+    hash.update(include_str!("binary.rs"));
+    for part in SOURCES_OF_PROGRAMS {
+        add_files(&mut hash, &workspace().join(part))?;
+    }
+    let mut failure = None;
+    let fill = |directory: &Path| build_programs(directory).map_err(|error| failure = Some(error)).ok();
+    let directory = testkit::cached(&format!("programs/{}", hex(&hash.finalize())), fill);
+    directory.ok_or_else(|| failure.unwrap_or_else(|| anyhow!("cannot build the guest's programs")))
+}
+
+/// Adds the names and contents of a file, or of all files below a directory, to a hash.
+fn add_files(hash: &mut Sha256, path: &Path) -> Result<()> {
+    let failed = || format!("cannot read {}", path.display());
+    if path.is_dir() {
+        let entries = fs::read_dir(path).and_then(|entries| entries.collect::<Result<Vec<_>, _>>());
+        let mut entries = entries.with_context(failed)?;
+        entries.sort_by_key(fs::DirEntry::file_name);
+        return entries.iter().try_for_each(|entry| add_files(hash, &entry.path()));
+    }
+    let name = path.strip_prefix(workspace()).unwrap_or(path).as_os_str();
+    for bytes in [name.as_encoded_bytes(), &fs::read(path).with_context(failed)?] {
+        hash.update(bytes.len().to_le_bytes());
+        hash.update(bytes);
+    }
+    Ok(())
+}
+
+/// Builds init and all workloads, and copies them into a directory.
+fn build_programs(into: &Path) -> Result<()> {
     // The programs are unpacked into memory or copied into images at every start, so they have to be small.
     // Line tables are stripped again. They are asked for because the compiler then gives `main` unwind
     // tables, although a panic aborts.
@@ -50,7 +91,11 @@ pub(crate) fn programs() -> Result<PathBuf> {
     ));
     let settings: Vec<&str> = settings.iter().map(String::as_str).collect();
     build(&[&["--package", "guest-programs", "--package", "inlined"][..], &settings].concat())?;
-    Ok(output_directory())
+    for name in WORKLOADS.iter().chain([&INIT]) {
+        let copied = fs::copy(output_directory().join(name), into.join(name));
+        copied.with_context(|| format!("cannot copy the program {name} to {}", into.display()))?;
+    }
+    Ok(())
 }
 
 /// Returns the directory in which cargo puts the programs that [`build`] builds.
@@ -82,7 +127,6 @@ fn build(arguments: &[&str]) -> Result<()> {
 
 #[cfg(test)]
 mod tests {
-    use std::path::Path;
     use std::sync::OnceLock;
 
     use super::*;

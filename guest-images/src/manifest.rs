@@ -218,7 +218,7 @@ fn product(path: &Path, name: &str) -> Result<ProductFile> {
     Ok(ProductFile { file: name.to_owned(), size, sha256: sha256_of(path)? })
 }
 
-fn hex(bytes: &[u8]) -> String {
+pub(crate) fn hex(bytes: &[u8]) -> String {
     bytes.iter().map(|byte| format!("{byte:02x}")).collect()
 }
 

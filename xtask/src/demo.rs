@@ -132,9 +132,9 @@ fn stall(vprof: &str, profile: &str) -> Result<Option<String>> {
     Ok(rows[0]["text"].as_str().map(str::to_owned))
 }
 
-/// Returns the cargo that runs this program, with the environment of the user's shell: `cargo run` adds variables that
-/// describe xtask, and the build script of `ring` runs again whenever they change. With them, `cargo build` after
-/// `cargo xtask test` would compile `ring`, and all that uses TLS, once more.
+/// Returns the cargo that runs this program, with the environment of the user's shell: `cargo run` adds
+/// variables that describe xtask, and the build script of `ring` runs again whenever they change. With them,
+/// `cargo build` after `cargo xtask test` would compile `ring`, and all that uses TLS, once more.
 pub fn cargo() -> Command {
     let mut cargo = Command::new(std::env::var_os("CARGO").unwrap_or_else(|| "cargo".into()));
     for (name, _) in std::env::vars_os() {

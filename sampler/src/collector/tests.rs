@@ -440,8 +440,8 @@ fn a_console_flood_takes_a_bounded_part_of_the_profile_and_no_sample() {
     let mut console = session.console();
     let mut collector = session.into_parts();
     samplers[0].started();
-    // A row for each newline would be the most that a guest can make of its bytes. Long lines fill the rest of the
-    // budget, because they take less of the test's time.
+    // A row for each newline would be the most that a guest can make of its bytes. Long lines fill the rest
+    // of the budget, because they take less of the test's time.
     let newlines = vec![b'\n'; 1 << 20];
     let lines = [&[b'x'; 1023][..], b"\n"].concat().repeat(1 << 10);
     for round in 0..120 {

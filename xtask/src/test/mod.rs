@@ -159,11 +159,11 @@ pub fn run(options: &TestArgs) -> Result<ExitCode> {
     let build = || timings.measure("test programs", || TestPrograms::build(&packages));
     // Fetching packages waits for the network, the compiler does not.
     let (programs, portable_host) = std::thread::scope(|scope| {
-        let images = boot_guests.then(|| {
-            scope.spawn(|| timings.measure("guest images", || build_images(options.all, &line)))
-        });
+        let images = boot_guests
+            .then(|| scope.spawn(|| timings.measure("guest images", || build_images(options.all, &line))));
         let programs = build();
-        let host = images.map(|images| images.join().unwrap_or_else(|panic| std::panic::resume_unwind(panic)));
+        let host =
+            images.map(|images| images.join().unwrap_or_else(|panic| std::panic::resume_unwind(panic)));
         anyhow::Ok((programs?, host.transpose()?))
     })?;
     line.end();

@@ -245,7 +245,8 @@ fn any_memory_of_a_process_leads_to_the_same_frames_or_fewer() {
     let words = prop::collection::vec((0..size / 8, value), 0..40);
     let processes: Vec<_> = RuntimeProcess::all().collect();
     let input = (0..processes.len(), words, prop::option::of(0..size / PAGE));
-    let mut runner = TestRunner::new(ProptestConfig { cases: testkit::repetitions(16, 60), ..ProptestConfig::default() });
+    let mut runner =
+        TestRunner::new(ProptestConfig { cases: testkit::repetitions(16, 60), ..ProptestConfig::default() });
     let check = |(number, words, missing): (usize, Vec<(u64, u64)>, Option<u64>)| {
         let RuntimeProcess { plan, memory, registers } = &processes[number];
         let mut process = RuntimeProcess { plan: *plan, memory: memory.clone(), registers: *registers };

@@ -16,8 +16,8 @@ use serde_json::{Value, json};
 /// A browser takes seconds; this limit only keeps a broken one from blocking all other tests.
 const LIMIT: Duration = Duration::from_secs(120);
 
-/// Browsers whose last page is closed. A test takes one of them, because a new one takes longer to start than most
-/// tests take.
+/// Browsers whose last page is closed. A test takes one of them, because a new one takes longer to start than
+/// most tests take.
 static IDLE: Mutex<Vec<BrowserProcess>> = Mutex::new(Vec::new());
 
 /// A browser of this program. It ends when the program does, because its pipe then does.
@@ -218,8 +218,8 @@ fn program() -> Option<&'static str> {
 
 impl BrowserProcess {
     fn start(program: &str) -> Self {
-        // The shell puts the pipes at the descriptors that the browser uses, and removes the browser's files at its
-        // end, which is after that of the tests.
+        // The shell puts the pipes at the descriptors that the browser uses, and removes the browser's files
+        // at its end, which is after that of the tests.
         let script = r#"directory=$(mktemp -d); "$@" --user-data-dir="$directory" about:blank 3<&0 4>&1 </dev/null >/dev/null 2>&1
             rm -r "$directory""#;
         let mut child = Command::new("sh")

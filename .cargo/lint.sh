@@ -10,8 +10,10 @@ toolchain=$(dirname "$1")
 "$here/rustc.sh" "$toolchain/clippy-driver" "$@" -D warnings || exit
 
 case " $* " in
-# Questions to the compiler, build scripts, and test programs, whose documentation nobody reads.
+# Questions to the compiler, build scripts, and test programs, whose documentation nobody reads; nor that of programs of
+# one file, which has no items to link to.
 *" --crate-name ___ "* | *" -vV "* | *" --print"* | *" --crate-name build_script_"* | *" --test "*) exit ;;
+*" "*"/src/bin/"*".rs "* | *" "*"/examples/"*".rs "*) exit ;;
 esac
 links=
 case " $* " in

@@ -28,7 +28,7 @@ const WORDS: &[&str] = &[
 const FIRST: &str = "printf '%s\\0' \"$@\"; systemctl is-active multi-user.target; pwd; \
     echo a complaint >&2; read line || echo no input";
 /// Is busy for a while, and fails.
-const LAST: &str = "n=0; while [ $n -lt 30000 ]; do n=$((n+1)); case x$n in *7) :;; esac; done; exit 42";
+const LAST: &str = "n=0; while [ $n -lt 10000 ]; do n=$((n+1)); case x$n in *7) :;; esac; done; exit 42";
 
 /// Returns the run of a command that prints what [`FIRST`] and `output.rs` print.
 pub fn ran() -> &'static Run {
@@ -104,7 +104,7 @@ fn programs_of_a_partition_have_names_from_the_image() {
     let named = rows.iter().filter(|row| !row.name.contains('['));
     let named: i64 = named.map(|row| row.self_samples).sum();
     // bash exports its functions; what it has inlined of libc, and static ones, have no name.
-    assert!(all > 100 && named * 3 >= all, "{named} of {all}: {rows:#?}");
+    assert!(all > 40 && named * 3 >= all, "{named} of {all}: {rows:#?}");
 }
 
 /// Returns the output of `vprof image inspect` for Debian's image.

@@ -7,7 +7,7 @@ use vprof_tests::Run;
 use crate::distribution;
 
 /// Lines of the long output.
-const LINES: u32 = 900_000;
+const LINES: u32 = 300_000;
 /// Slowest rate of it, bytes a second: far more than by a serial port, which is 5,000 in an emulated host.
 const SLOWEST: f64 = 200_000.0;
 

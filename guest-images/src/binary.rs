@@ -98,6 +98,22 @@ fn build_programs(into: &Path) -> Result<()> {
     Ok(())
 }
 
+/// Returns the cargo that runs this program, with the environment of the user's shell: `cargo run` adds
+/// variables that describe xtask, and the build script of `ring` runs again whenever they change. With them,
+/// `cargo build` after `cargo xtask test` would compile `ring`, and all that uses TLS, once more.
+pub fn cargo() -> Command {
+    let mut cargo = Command::new(env::var_os("CARGO").unwrap_or_else(|| OsString::from("cargo")));
+    for (name, _) in env::vars_os() {
+        let is_of_package = ["CARGO_PKG_", "CARGO_MANIFEST_"]
+            .iter()
+            .any(|start| name.as_encoded_bytes().starts_with(start.as_bytes()));
+        if is_of_package {
+            cargo.env_remove(name);
+        }
+    }
+    cargo
+}
+
 /// Returns the directory in which cargo puts the programs that [`build`] builds.
 fn output_directory() -> PathBuf {
     // Cargo resolves a relative directory from where it is started.
@@ -110,7 +126,7 @@ fn output_directory() -> PathBuf {
 /// There is no wrapper of the compiler, because cargo hashes the wrapper's path into every symbol: a program
 /// would differ from checkout to checkout, and each checkout would make its own images for it.
 fn build(arguments: &[&str]) -> Result<()> {
-    let mut cargo = Command::new(env::var_os("CARGO").unwrap_or_else(|| OsString::from("cargo")));
+    let mut cargo = cargo();
     cargo.env("RUSTC_WORKSPACE_WRAPPER", "").args(["build", "--release", "--quiet"]).args(arguments);
     let output =
         cargo.current_dir(workspace()).stdin(Stdio::null()).output().context("cannot start cargo")?;

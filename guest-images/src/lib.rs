@@ -53,7 +53,7 @@ mod tools;
 mod trial;
 
 pub use archive::{ALIGNMENT, CpioArchive, command_archive};
-pub use binary::static_binary;
+pub use binary::{cargo, static_binary};
 pub use corpus::corpus;
 pub use debian::{DebianOptions, DebianRelease, FileFormat, debian};
 pub use demo::{DemoOptions, demo};

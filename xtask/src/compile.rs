@@ -18,9 +18,9 @@ use anyhow::{Context, Result, ensure};
 use guest_images::Progress;
 use serde_json::Value;
 
-use crate::demo::cargo;
 use crate::progress::{BackgroundNote, ProgressLine};
 use crate::workspace;
+use guest_images::cargo;
 
 /// The choice between a `vprof` that has everything and one that is built soon.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]

@@ -5,7 +5,7 @@ use std::process::{Command, ExitCode};
 
 use anyhow::{Context, Result, bail, ensure};
 use clap::Args;
-use guest_images::{DemoOptions, KernelFlavour, KernelSeries, guest_directory, portable_host};
+use guest_images::{DemoOptions, KernelFlavour, KernelSeries, cargo, guest_directory, portable_host};
 
 use crate::compile::{VprofBuild, VprofKind};
 use crate::deps;
@@ -130,22 +130,6 @@ fn stall(vprof: &str, profile: &str) -> Result<Option<String>> {
     ensure!(output.status.success(), "{}", String::from_utf8_lossy(&output.stderr));
     let rows: serde_json::Value = serde_json::from_slice(&output.stdout)?;
     Ok(rows[0]["text"].as_str().map(str::to_owned))
-}
-
-/// Returns the cargo that runs this program, with the environment of the user's shell: `cargo run` adds
-/// variables that describe xtask, and the build script of `ring` runs again whenever they change. With them,
-/// `cargo build` after `cargo xtask test` would compile `ring`, and all that uses TLS, once more.
-pub fn cargo() -> Command {
-    let mut cargo = Command::new(std::env::var_os("CARGO").unwrap_or_else(|| "cargo".into()));
-    for (name, _) in std::env::vars_os() {
-        let is_of_package = ["CARGO_PKG_", "CARGO_MANIFEST_"]
-            .iter()
-            .any(|start| name.as_encoded_bytes().starts_with(start.as_bytes()));
-        if is_of_package {
-            cargo.env_remove(name);
-        }
-    }
-    cargo
 }
 
 /// Returns the path relative to the current directory, if it is below it.

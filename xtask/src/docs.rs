@@ -16,9 +16,9 @@ use anyhow::{Context as _, Result, bail, ensure};
 use clap::Args;
 use regex::Regex;
 
-use crate::demo::cargo;
 use crate::progress::ProgressLine;
 use crate::workspace;
+use guest_images::cargo;
 
 /// Version of mdBook, which the command installs.
 const MDBOOK: &str = "0.4.52";

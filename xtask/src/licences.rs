@@ -9,7 +9,7 @@ use std::process::ExitCode;
 use anyhow::{Context, Result, ensure};
 use serde_json::Value;
 
-use crate::demo::cargo;
+use guest_images::cargo;
 
 /// Licences that a statically linked program under "Apache-2.0 OR MIT" may include, by their SPDX
 /// identifiers. CDDL-1.0 is the licence of one crate that is used as a library, unchanged. ISC, the

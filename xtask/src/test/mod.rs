@@ -14,7 +14,7 @@ use std::sync::{Mutex, PoisonError};
 use anyhow::{Context, Result, ensure};
 use clap::Args;
 use guest_images::{
-    DebianOptions, DebianRelease, DemoOptions, FileFormat, KernelFlavour, KernelSeries, Progress,
+    DebianOptions, DebianRelease, DemoOptions, FileFormat, KernelFlavour, KernelSeries, Progress, cargo,
 };
 use testkit::INCLUDE_IGNORED;
 
@@ -22,7 +22,7 @@ use self::outcome::{OutputMode, ProgramOutcome};
 use self::passed::PassedPrograms;
 use self::programs::{TestProgram, TestPrograms};
 use self::timings::{HarnessEvents, StepTimes};
-use crate::demo::{GuestTools, cargo, exit_code};
+use crate::demo::{GuestTools, exit_code};
 use crate::deps;
 use crate::progress::ProgressLine;
 use crate::workspace;

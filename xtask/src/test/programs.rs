@@ -4,9 +4,10 @@ use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
 
 use anyhow::{Context, Result, ensure};
+use guest_images::cargo;
 use serde_json::Value;
 
-use crate::demo::{GuestTools, cargo};
+use crate::demo::GuestTools;
 
 /// The target with the tests of guests.
 const GUESTS: &str = "guests";

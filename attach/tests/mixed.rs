@@ -58,7 +58,8 @@ struct MixedRecorder {
     flat: HashMap<u64, u32>,
     /// Stack pointer, page tables and privilege level of flat samples that should have none of the first two.
     wrong: Vec<(u64, u64, u8)>,
-    halted: u32,
+    /// Activity, instruction pointer, and whether the thread was blocked, of samples outside of code.
+    halted: Vec<(Activity, u64, bool)>,
     suspended: u32,
     missed: u32,
 }
@@ -73,8 +74,8 @@ impl Observer<StopMemory> for MixedRecorder {
     }
 
     fn ticked(&mut self, tick: &Tick<'_, StopMemory>) -> Option<Duration> {
-        if matches!(tick.activity(), Some(Activity::Halted | Activity::NotStarted)) {
-            self.halted += 1;
+        if let Some(activity @ (Activity::Halted | Activity::NotStarted)) = tick.activity() {
+            self.halted.push((activity, tick.regs.rip, tick.blocked));
             self.progress.add(Found::Halt);
             return Some(INTERVAL);
         }
@@ -132,7 +133,7 @@ fn both_kinds_of_samples_find_the_guest_where_it_is() {
     let [first, second] = <[MixedRecorder; 2]>::try_from(ended.observers).unwrap();
     // The second vCPU waits for an INIT that nobody sends.
     assert!(second.flat.is_empty() && second.whole.is_empty(), "{second:?}");
-    assert!(first.wrong.is_empty() && first.halted == 0, "{first:x?}");
+    assert!(first.wrong.is_empty() && first.halted.is_empty(), "{first:x?}");
     let inside = |rips: &HashMap<u64, u32>| rips.keys().all(|rip| (0..20).contains(&(rip - FLAT_ENTRY)));
     assert!(inside(&first.flat) && inside(&first.whole), "{first:x?}");
     let [flat, whole] = [second_loop(&first.flat), second_loop(&first.whole)];

@@ -453,13 +453,19 @@ fn no_permission_on_dev_kvm() {
     }
     let files = InputFiles::new();
     fs::set_permissions(files.0.path(), fs::Permissions::from_mode(0o777)).unwrap();
-    let mut command = vprof(["run", "--host", "kvm"]);
+    // The user may not enter the directory in which vprof was built.
+    let program = files.path("vprof");
+    fs::copy(env!("CARGO_BIN_EXE_vprof"), &program).unwrap();
+    let unprivileged = || {
+        let mut command = std::process::Command::new(&program);
+        command.env("VPROF_CONFIG", "").uid(65_534).gid(65_534);
+        command
+    };
+    let mut command = unprivileged();
+    command.args(["run", "--host", "kvm"]);
     command.args([&files.path("kernel"), Path::new("-o"), &files.path("out.vprof")]);
-    command.uid(65_534).gid(65_534);
     refused(&command.output().unwrap(), 4, &["no permission to open /dev/kvm", "sudo usermod -aG kvm $USER"]);
-    let mut command = vprof(["doctor"]);
-    let output = command.uid(65_534).gid(65_534).output().unwrap();
-    let text = support::stdout(&output);
+    let text = support::stdout(&unprivileged().arg("doctor").output().unwrap());
     assert!(text.contains("no  /dev/kvm permitted"), "{text}");
     assert!(text.contains("sudo usermod -aG kvm $USER"), "{text}");
 }

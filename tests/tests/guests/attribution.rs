@@ -3,7 +3,7 @@
 use std::collections::BTreeSet;
 use std::sync::OnceLock;
 
-use vprof_tests::{Guest, Run};
+use vprof_tests::{Guest, Run, assert_share};
 
 /// Two processes that share a CPU three to one, one that sleeps, and one that reads the disk.
 const MIXTURE: &str = "sleeper --seconds 5 & split --seconds 5 --ratio 3:1 --cpu 0 & \
@@ -32,12 +32,8 @@ fn known_split_is_found(kernel: &'static str) {
     let report = run.report();
     let (alpha, beta) = (report.process("alpha"), report.process("beta"));
     let expected = used(run, "alpha") / (used(run, "alpha") + used(run, "beta"));
-    let n = (alpha.samples + beta.samples) as f64;
-    let found = alpha.samples as f64 / n;
-    // 3.3 standard errors: exceeded by chance in one run of a thousand.
-    let bound = 3.3 * (expected * (1.0 - expected) / n).sqrt();
     assert!((expected - 0.75).abs() < 0.05, "split itself: {expected}");
-    assert!((found - expected).abs() <= bound, "{found} is not {expected} +- {bound}");
+    assert_share("alpha", alpha.samples, alpha.samples + beta.samples, expected);
     assert!((alpha.user_share + alpha.kernel_share - alpha.share).abs() < 1e-9, "{alpha:?}");
     assert!(alpha.user_share > 0.2 * alpha.share, "alpha works in user space: {alpha:?}");
     assert!(alpha.share_low < alpha.share && alpha.share < alpha.share_high, "{alpha:?}");

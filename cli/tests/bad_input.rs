@@ -455,7 +455,9 @@ fn no_permission_on_dev_kvm() {
     fs::set_permissions(files.0.path(), fs::Permissions::from_mode(0o777)).unwrap();
     // The user may not enter the directory in which vprof was built.
     let program = files.path("vprof");
-    fs::copy(env!("CARGO_BIN_EXE_vprof"), &program).unwrap();
+    // Another process copies it: a child of another test would inherit the file while this one writes it.
+    let copied = std::process::Command::new("cp").arg(env!("CARGO_BIN_EXE_vprof")).arg(&program).status();
+    assert!(copied.unwrap().success());
     let unprivileged = || {
         let mut command = std::process::Command::new(&program);
         command.env("VPROF_CONFIG", "").uid(65_534).gid(65_534);

@@ -14,7 +14,6 @@ use std::process::{Command, ExitCode, Stdio};
 
 use anyhow::{Context as _, Result, bail, ensure};
 use clap::Args;
-use regex::Regex;
 
 use crate::progress::ProgressLine;
 use crate::workspace;
@@ -115,12 +114,12 @@ pub fn copy_tree(from: &Path, to: &Path) -> Result<()> {
 /// Returns the list of pages: README.md, and the documents that it lists, each once.
 fn summary(readme: &str) -> Result<String> {
     let Some((_, list)) = readme.split_once(LIST) else { bail!("README.md has no list of documents") };
-    let entry = Regex::new(r"^- \[([^\]]+)\]\(([^)#]+\.md)\)").context("a valid pattern")?;
     let mut text = String::from("# Summary\n\n[vprof](README.md)\n\n");
     let mut seen = BTreeSet::new();
-    for found in list.lines().filter_map(|line| entry.captures(line)) {
-        if seen.insert(found[2].to_owned()) {
-            text.push_str(&format!("- [{}]({})\n", &found[1], &found[2]));
+    for (title, rest) in list.lines().filter_map(|line| line.strip_prefix("- [")?.split_once("](")) {
+        let Some((file, _)) = rest.split_once(')') else { continue };
+        if file.ends_with(".md") && seen.insert(file) {
+            text.push_str(&format!("- [{title}]({file})\n"));
         }
     }
     Ok(text)
@@ -130,12 +129,12 @@ fn summary(readme: &str) -> Result<String> {
 fn dead_links(site: &Path) -> Result<Vec<String>> {
     let mut pages = BTreeMap::new();
     read_pages(site, &mut pages)?;
-    let link = Regex::new(r#"(?:href|src)="([^"]*)""#).context("a valid pattern")?;
     let mut dead = Vec::new();
     for (path, text) in &pages {
         let directory = path.parent().unwrap_or(site);
-        for found in link.captures_iter(text) {
-            let target = found[1].replace("&amp;", "&");
+        let links = ["href=\"", "src=\""].into_iter().flat_map(|mark| text.split(mark).skip(1));
+        for (target, _) in links.filter_map(|rest| rest.split_once('"')) {
+            let target = target.replace("&amp;", "&");
             if is_external(&target) {
                 continue;
             }

@@ -1,22 +1,4 @@
-//! The parts of a Markdown document: text, headings and links.
-
-use std::sync::LazyLock;
-
-use regex::Regex;
-
-use super::passage::{PassageKind, TextPassage, starts_block, without_code};
-
-/// The target of a link or an image, or of the definition of one.
-static LINK: LazyLock<Regex> = LazyLock::new(|| constant(r"\]\(\s*<?([^)<>\s]+)|^\s*\[[^\]]+\]:\s+(\S+)"));
-/// An anchor that a document sets by itself.
-static ANCHOR: LazyLock<Regex> = LazyLock::new(|| constant(r#"<a\s+(?:id|name)="([^"]+)""#));
-/// A link with its text.
-static LINK_TEXT: LazyLock<Regex> = LazyLock::new(|| constant(r"\[([^\]]*)\]\([^)]*\)"));
-
-#[expect(clippy::expect_used, reason = "constant expressions, which the tests compile")]
-fn constant(expression: &str) -> Regex {
-    Regex::new(expression).expect("a regular expression")
-}
+//! The lines, headings and links of a Markdown document.
 
 /// A line of a document.
 #[derive(Debug)]
@@ -52,45 +34,45 @@ pub fn lines(document: &str) -> Vec<DocumentLine<'_>> {
     lines
 }
 
-/// Returns the paragraphs, list items, headings and table rows outside of fenced blocks.
-pub fn passages(document: &str) -> Vec<TextPassage> {
-    let mut passages = Vec::new();
-    let mut current = TextPassage::new(PassageKind::Prose);
-    for line in lines(document) {
-        let ends = line.fenced || line.text.trim().is_empty();
-        if ends || starts_block(line.text) {
-            passages.push(std::mem::replace(&mut current, TextPassage::new(PassageKind::Prose)));
-        }
-        if !ends {
-            current.push(line.number, line.text);
-        }
-    }
-    passages.push(current);
-    passages.retain(|passage| !passage.is_empty());
-    for passage in &mut passages {
-        passage.blank_code();
-    }
-    passages
-}
-
 /// Returns the links outside of code: `[text](target)`, images, and definitions `[name]: target`.
 pub fn links(document: &str) -> Vec<DocumentLink> {
     let mut links = Vec::new();
     for line in lines(document).iter().filter(|line| !line.fenced) {
-        for found in LINK.captures_iter(&without_code(line.text)) {
-            if let Some(target) = found.get(1).or_else(|| found.get(2)) {
-                links.push(DocumentLink { line: line.number, target: target.as_str().to_owned() });
-            }
-        }
+        let text = without_code(line.text);
+        let definition = text.trim_start().strip_prefix('[').and_then(|rest| rest.split_once("]: "));
+        let inline = text.split("](").skip(1).map(|rest| rest.trim_start_matches([' ', '<']));
+        let targets = definition.map(|(_, rest)| rest.trim_start()).into_iter().chain(inline);
+        links.extend(targets.map(|rest| {
+            let end = |end: char| end.is_whitespace() || "<>)".contains(end);
+            let target = rest.split(end).next().unwrap_or_default();
+            DocumentLink { line: line.number, target: target.to_owned() }
+        }));
     }
     links
+}
+
+/// Returns `text` without what is between two backticks, or two equal runs of them.
+fn without_code(text: &str) -> String {
+    let mut kept = String::new();
+    let mut rest = text;
+    while let Some((before, from)) = rest.split_once('`') {
+        let inside = from.trim_start_matches('`');
+        let run = "`".repeat(1 + from.len() - inside.len());
+        kept.push_str(before);
+        // A run without a partner is text.
+        rest = inside.split_once(&run).map_or(inside, |(_, after)| after);
+    }
+    kept + rest
 }
 
 /// Returns the anchors that GitHub gives a document's headings, and those that it sets by `<a id="...">`.
 pub fn anchors(document: &str) -> Vec<String> {
     let mut anchors: Vec<String> = Vec::new();
     for line in lines(document).iter().filter(|line| !line.fenced) {
-        anchors.extend(ANCHOR.captures_iter(line.text).map(|found| found[1].to_owned()));
+        for mark in ["<a id=\"", "<a name=\""] {
+            let set = line.text.split(mark).skip(1).filter_map(|rest| rest.split_once('"'));
+            anchors.extend(set.map(|(name, _)| name.to_owned()));
+        }
         let Some(title) = heading(line.text) else { continue };
         let anchor = anchor(title);
         // The second heading of the same text gets -1, the third -2.
@@ -114,7 +96,12 @@ fn heading(line: &str) -> Option<&str> {
 }
 
 fn anchor(title: &str) -> String {
-    let text = LINK_TEXT.replace_all(title, "$1").to_lowercase();
+    let mut text = title.to_lowercase();
+    // Of a link only its text counts.
+    while let Some((start, rest)) = text.split_once("](") {
+        let after = rest.split_once(')').map_or("", |(_, after)| after);
+        text = format!("{start}{after}");
+    }
     text.chars()
         .filter(|character| character.is_alphanumeric() || " -_".contains(*character))
         .map(|character| if character == ' ' { '-' } else { character })
@@ -140,25 +127,20 @@ mod tests {
         [name]: g.md\n";
 
     #[test]
-    fn text_is_split_at_blocks() {
-        let found: Vec<(usize, String)> = passages(DOCUMENT)
-            .into_iter()
-            .map(|passage| (passage.line_at(0), passage.text.clone()))
-            .collect();
-        assert_eq!(
-            found[0],
-            (1, "# The `_________` view Text [one](a.md#b) and more ![two](c.svg), `__________`.".to_owned())
-        );
-        assert_eq!(found[1], (4, "- item".to_owned()));
-        assert_eq!(found[2].0, 9);
-    }
-
-    #[test]
     fn links_outside_of_code_are_found() {
         let found: Vec<(usize, String)> =
             links(DOCUMENT).into_iter().map(|link| (link.line, link.target)).collect();
         let expected = [(2, "a.md#b"), (3, "c.svg"), (9, "f.md"), (13, "g.md")];
         assert_eq!(found, expected.map(|(line, target)| (line, target.to_owned())));
+    }
+
+    #[test]
+    fn code_is_left_out() {
+        for (text, left) in
+            [("a `b c` d", "a  d"), ("``x ` y`` z", " z"), ("no ` partner", "no  partner"), ("`é` é", " é")]
+        {
+            assert_eq!(without_code(text), left);
+        }
     }
 
     #[test]

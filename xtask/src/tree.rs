@@ -40,8 +40,8 @@ pub fn run(options: &TreeArgs) -> Result<ExitCode> {
 /// Members of the workspace, each with the members that its production code imports.
 type CrateImports = BTreeMap<String, BTreeSet<String>>;
 
-/// Reads the members of the workspace from cargo: dependencies of tests and build scripts do not count.
-fn crates(root: &Path) -> Result<CrateImports> {
+/// Reads the packages of the workspace from cargo, as `cargo metadata` describes them.
+fn packages(root: &Path) -> Result<Vec<Value>> {
     let cargo = std::env::var_os("CARGO").unwrap_or_else(|| "cargo".into());
     let output = Command::new(cargo)
         .args(["metadata", "--no-deps", "--format-version", "1", "--manifest-path"])
@@ -49,12 +49,23 @@ fn crates(root: &Path) -> Result<CrateImports> {
         .output()
         .context("cannot start cargo metadata")?;
     ensure!(output.status.success(), "cargo metadata failed: {}", String::from_utf8_lossy(&output.stderr));
-    let metadata: Value = serde_json::from_slice(&output.stdout).context("cargo metadata prints JSON")?;
-    let packages = metadata["packages"].as_array().context("cargo metadata lists packages")?;
-    let name = |package: &Value| package["name"].as_str().map(str::to_owned).context("a package has a name");
+    let mut metadata: Value = serde_json::from_slice(&output.stdout).context("cargo metadata prints JSON")?;
+    match metadata["packages"].take() {
+        Value::Array(packages) => Ok(packages),
+        _ => bail!("cargo metadata lists no packages"),
+    }
+}
+
+fn name(package: &Value) -> Result<String> {
+    package["name"].as_str().map(str::to_owned).context("a package has a name")
+}
+
+/// Reads the members of the workspace: dependencies of tests and build scripts do not count.
+fn crates(root: &Path) -> Result<CrateImports> {
+    let packages = packages(root)?;
     let names: BTreeSet<String> = packages.iter().map(name).collect::<Result<_>>()?;
     let mut members = BTreeMap::new();
-    for package in packages {
+    for package in &packages {
         let imports = package["dependencies"].as_array().into_iter().flatten();
         let imports = imports.filter(|dependency| dependency["kind"].is_null());
         let imports = imports.filter_map(|dependency| dependency["name"].as_str().map(str::to_owned));
@@ -127,6 +138,43 @@ mod tests {
     fn circles_are_errors() {
         let members = members(&[("a", &["b"]), ("b", &["a"])]);
         assert!(draw(&members).is_err());
+    }
+
+    /// Returns the text of all Rust files below a directory.
+    fn sources(directory: &Path) -> String {
+        let mut text = String::new();
+        for entry in fs::read_dir(directory).unwrap().map(|entry| entry.unwrap().path()) {
+            if entry.is_dir() && !entry.ends_with("target") {
+                text += &sources(&entry);
+            } else if entry.extension().is_some_and(|extension| extension == "rs") {
+                text += &fs::read_to_string(entry).unwrap();
+            }
+        }
+        text
+    }
+
+    #[test]
+    fn every_dependency_is_used() {
+        // They turn on features of dependencies, which other crates use.
+        let for_features = ["xtask", "workspace-features"];
+        let mut unused = Vec::new();
+        for package in packages(&workspace::root().unwrap()).unwrap() {
+            let name = name(&package).unwrap();
+            let directory = Path::new(package["manifest_path"].as_str().unwrap()).parent().unwrap();
+            let text = sources(directory);
+            let words: BTreeSet<&str> =
+                text.split(|end: char| !end.is_alphanumeric() && end != '_').collect();
+            let declared = package["dependencies"].as_array().unwrap().iter();
+            let declared =
+                declared.map(|one| one["name"].as_str().unwrap()).filter(|_| !for_features.contains(&&*name));
+            unused.extend(
+                declared
+                    .filter(|one| !words.contains(&*one.replace('-', "_")))
+                    .map(|one| format!("{name}: {one}")),
+            );
+        }
+        // Chooses the version for others, as its manifest says.
+        assert_eq!(unused, ["sinks: idna_adapter"]);
     }
 
     #[test]

@@ -238,9 +238,9 @@ fn with_defaults(mut command: Command, text: &str) -> (Command, Vec<ConfigFault>
 
 fn with_default(command: Command, key: &str, value: &toml::Value) -> Result<Command, KeyFault> {
     let options = || command.get_arguments().filter(|arg| !arg.is_hide_set()).filter_map(Arg::get_long);
-    // Hidden aliases are old names of options.
+    // Some options have two names, such as `--cpu` and `--vcpu`.
     let is_key = |arg: &&Arg| {
-        arg.get_long() == Some(key) || arg.get_all_aliases().is_some_and(|old| old.contains(&key))
+        arg.get_long() == Some(key) || arg.get_all_aliases().is_some_and(|names| names.contains(&key))
     };
     let arg = command.get_arguments().find(is_key);
     let Some(arg) = arg.filter(|arg| {

@@ -44,7 +44,7 @@ pub struct RecordingArgs {
     /// Mean rate of task-state sampling, in scans per second: 0.1 to 1000, at random times; 0 turns it off.
     /// Each scan reads the state of all tasks, to estimate the time in each state. The rate falls where scans
     /// would take more than 2 % of a CPU
-    #[arg(long, alias = "census", default_value = "10", value_name = "HZ", value_parser = parse_task_rate, help_heading = "Sampling")]
+    #[arg(long, default_value = "10", value_name = "HZ", value_parser = parse_task_rate, help_heading = "Sampling")]
     pub task_rate: f64,
 
     /// Record the guest's memory by holder at this interval, which is 10 s without a value, and 1 s at least

@@ -159,7 +159,6 @@ pub enum StatesFrom {
     /// Exact times
     Exact,
     /// Task-state sampling
-    #[value(alias = "census")]
     Sampled,
 }
 

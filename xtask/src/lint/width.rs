@@ -21,12 +21,21 @@ pub fn check_document(document: &str) -> Vec<LintFinding> {
     findings
 }
 
-/// Checks the comment lines of a source file, except for rows of tables.
+/// Checks the lines of a source file that have a comment, except for rows of tables.
 pub fn check_source(source: &str) -> Vec<LintFinding> {
-    let comments = source.lines().zip(1..).filter(|(line, _)| line.trim_start().starts_with("//"));
-    let checked = comments
-        .filter(|(line, _)| !line.trim_start().trim_start_matches(['/', '!']).trim_start().starts_with('|'));
-    checked.filter_map(|(line, number)| wide("wide comment line", number, line, COMMENT_COLUMNS)).collect()
+    let is_checked = |line: &str| comment(line).is_some_and(|text| !text.starts_with('|'));
+    let lines = source.lines().zip(1..).filter(|(line, _)| is_checked(line));
+    lines.filter_map(|(line, number)| wide("wide comment line", number, line, COMMENT_COLUMNS)).collect()
+}
+
+/// Returns the text of a line's comment: all of the line, or what follows code. In a string it is none.
+fn comment(line: &str) -> Option<&str> {
+    let after_code = || {
+        let mut starts = line.match_indices(" // ").map(|(start, _)| line.split_at(start));
+        starts.find(|(code, _)| code.matches('"').count() % 2 == 0).map(|(_, comment)| comment)
+    };
+    let comment = Some(line.trim_start()).filter(|line| line.starts_with("//")).or_else(after_code)?;
+    Some(comment.trim_start_matches([' ', '/', '!']))
 }
 
 /// Returns a finding for a line that is wider than `columns` and can be broken.
@@ -86,7 +95,7 @@ mod tests {
     fn wide_comments_of_sources() {
         let words = "word ".repeat(25);
         let source = format!(
-            "// {words}\n/// | {words} |\nlet x = \"{words}\";\n    // {words}\n// https://{}\n",
+            "// {words}\n/// | {words} |\nlet x = \"{words}\";\n    let y = 1; // {words}\n// https://{}\n",
             "x".repeat(110)
         );
         assert_eq!(numbers(&check_source(&source)), [1, 4]);

@@ -61,9 +61,7 @@ mod tree;
 mod unwind;
 mod view;
 
-pub use accounting::{
-    ChildCpuTimes, CpuStat, CpuTime, ExitAccounting, ExitAccountingReader, ProcessCpuTimes, ThreadCpuTimes,
-};
+pub use accounting::{ExitAccounting, ExitAccountingReader, ProcessCpuTimes, ThreadCpuTimes};
 pub use btf::{ArgumentKind, FunctionArgument, HostLayouts, HostTypes};
 pub use clock::GuestClock;
 pub use current::{CurrentContext, CurrentReader};

@@ -5,7 +5,7 @@
 
 use std::path::Path;
 
-use linux::CpuStat;
+use statistics::cpu_accounting::CpuStat;
 
 use crate::rows::{
     Batch, CpuTimeRow, ExitRow, ExitSiteRow, FrameKind, FrameRow, HostWaitRow, InjectedRow, InlinedRow,

@@ -14,6 +14,7 @@
 //! with optimization, which tests of rows and reports do not need (docs/testing.md).
 
 pub mod clock;
+pub mod cpu_accounting;
 pub mod estimate;
 mod rate_history;
 pub mod run_part;

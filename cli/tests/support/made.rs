@@ -1,6 +1,5 @@
 //! Rows of profiles that have something in each table.
 
-use linux::CpuStat;
 use profile::made_up;
 use profile::rows::Microstates;
 use profile::rows::{
@@ -10,6 +9,7 @@ use profile::rows::{
     ThreadPlace, ThreadRow, TripArgumentRow, TripCallRow, TripRow, TripTextRow, VcpuState, WakeupRow,
 };
 use profile::rows::{TaskState, WaitReason};
+use statistics::cpu_accounting::CpuStat;
 
 use super::batch_with_quarters;
 

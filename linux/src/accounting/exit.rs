@@ -1,11 +1,12 @@
 //! The CPU times of a process at its exit, just before its structures are freed.
 
-use super::{ChildCpuTimes, CpuTime, Kernel};
+use super::Kernel;
 use crate::current::TaskAddresses;
 use crate::layout::{EndedTimesLayout, TaskTimesLayout};
 use crate::memory::PhysicalMemory;
 use crate::missing::Missing;
 use crate::per_cpu::PerCpuAreas;
+use statistics::cpu_accounting::{ChildCpuTimes, CpuTime};
 
 /// Final CPU times of a process. Fixed size: it travels in an event.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]

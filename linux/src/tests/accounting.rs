@@ -3,8 +3,9 @@
 use proptest::prelude::*;
 
 use super::{STYLES, find};
+use crate::Kernel;
 use crate::fixture::{Config, Guest, Style};
-use crate::{ChildCpuTimes, CpuTime, Kernel};
+use statistics::cpu_accounting::{ChildCpuTimes, CpuTime};
 
 /// Process 100 has threads 100 to 103; two have run, and others have ended.
 fn guest(config: &Config) -> (Guest, Kernel) {

@@ -1,7 +1,7 @@
 //! CPU accounting of the guest's own kernel.
 
-use linux::{ChildCpuTimes, CpuStat};
 use serde::{Deserialize, Serialize};
+use statistics::cpu_accounting::{ChildCpuTimes, CpuStat};
 
 /// A row of table `rusage`: CPU time and counts that the guest's kernel kept of a process, at the first or
 /// the last reading. A row replaces the earlier one of the same instance and kind.

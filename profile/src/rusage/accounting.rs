@@ -2,8 +2,8 @@
 
 use std::collections::{BTreeMap, HashMap, HashSet};
 
-use linux::{ChildCpuTimes, CpuTime};
 use rusqlite::{Connection, Row};
+use statistics::cpu_accounting::{ChildCpuTimes, CpuTime};
 use statistics::estimate::Time;
 
 use super::children::ReapedProcesses;

@@ -2,9 +2,9 @@
 
 use std::collections::HashMap;
 
-use linux::ChildCpuTimes;
 use rusqlite::Connection;
 use statistics::clock::{ClockKind, mean_ns};
+use statistics::cpu_accounting::ChildCpuTimes;
 use statistics::estimate::{Tallies, Ticks, Time, trustworthy};
 use statistics::{part, scaled};
 use text::units::rounded;

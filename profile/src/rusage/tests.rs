@@ -1,4 +1,4 @@
-use linux::{ChildCpuTimes, CpuStat};
+use statistics::cpu_accounting::{ChildCpuTimes, CpuStat};
 
 use super::*;
 use crate::rows::Microstates;

@@ -5,7 +5,7 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use attach::{ExitNote, HostTick, VcpuCounts};
-use linux::CpuStat;
+use statistics::cpu_accounting::CpuStat;
 use vmm::{Counters, InjectionCount, Injections, Machine, Observer, Region};
 
 use super::standstill::DueTicks;

@@ -5,7 +5,8 @@
 use std::collections::{HashMap, HashSet};
 use std::sync::Arc;
 
-use linux::{CpuStat, CpuTime, Kernel, ProcessCpuTimes, TaskSnapshot};
+use linux::{Kernel, ProcessCpuTimes, TaskSnapshot};
+use statistics::cpu_accounting::{CpuStat, CpuTime};
 use vmm::monotonic_ns;
 
 use crate::memory::GuestMemory;

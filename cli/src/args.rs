@@ -23,7 +23,6 @@ mod report;
 mod run;
 mod selftest;
 mod short;
-mod simulate;
 mod top;
 
 use std::ffi::OsString;
@@ -64,7 +63,6 @@ pub use report::ReportArgs;
 pub use run::{ConsoleDevice, RunArgs};
 pub use selftest::SelftestArgs;
 pub use short::with_short_help;
-pub use simulate::SimulateArgs;
 pub use top::TopArgs;
 
 /// Name of a profile where none is given.
@@ -274,8 +272,6 @@ pub enum CliCommand {
     Top(TopArgs),
     /// Inspect and control a run in progress
     Ctl(CtlArgs),
-    /// Profile simulated machines whose shares are known, to check how accurate estimates are
-    Simulate(SimulateArgs),
     /// Inspect disk images
     #[command(subcommand)]
     Image(ImageCommand),

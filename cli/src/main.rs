@@ -2,9 +2,9 @@
 //!
 //! This crate is the only one that prints. Commands: [`run`], [`boot`], [`mem`], [`report`], [`stat`],
 //! [`rusage`], [`annotate`], [`diff`], [`merge`], [`agent`], [`export`], [`open`], [`query`], [`symbolize`],
-//! [`simulate`], [`inspect`], [`docs`], [`doctor`], [`selftest`]. Started as the init of a portable host, the
-//! same program is that host's inner half ([`host::portable::inner`]); as the init of a guest of the
-//! self-test, it is all of that guest's programs ([`selftest::guest`]).
+//! [`inspect`], [`docs`], [`doctor`], [`selftest`]. Started as the init of a portable host, the same program
+//! is that host's inner half ([`host::portable::inner`]); as the init of a guest of the self-test, it is all
+//! of that guest's programs ([`selftest::guest`]).
 
 // The macros of the standard library panic where nobody reads, which replaces the exit code: see
 // `text::stderr_line!` and `output::write_text`.
@@ -42,7 +42,6 @@ mod report;
 mod run;
 mod rusage;
 mod selftest;
-mod simulate;
 mod spread;
 mod stat;
 mod symbolize;
@@ -142,7 +141,6 @@ fn main() -> ExitCode {
         CliCommand::Open(args) => open::command(&args),
         CliCommand::Query(args) => query::command(&args),
         CliCommand::Symbolize(args) => symbolize::command(&args),
-        CliCommand::Simulate(args) => simulate::command(&args),
         CliCommand::Top(args) => top::command(&args),
         CliCommand::Ctl(args) => ctl::command(&args),
         CliCommand::Image(ImageCommand::Inspect(args)) => inspect::command(&args),

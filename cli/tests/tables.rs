@@ -73,7 +73,6 @@ macro_rules! tables {
             let mut files: Vec<String> = fs::read_dir(golden("x").parent().unwrap())
                 .unwrap()
                 .map(|file| file.unwrap().path().file_stem().unwrap().to_string_lossy().replace('-', "_"))
-                .filter(|name| name != "simulate")
                 .collect();
             files.sort();
             let mut names = vec![$(stringify!($name)),*];

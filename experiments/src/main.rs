@@ -2,6 +2,7 @@
 //! docs/experiments.md, each into the section between its own marks.
 //!
 //! Called by `cargo xtask experiments`: `experiments DIRECTORY RUNS NAME...`, the directory being `docs`.
+//! `experiments simulate RUNS SEED` needs no guest, and prints its tables.
 
 mod blocked;
 mod costs;
@@ -12,6 +13,7 @@ mod isochronous;
 mod measured;
 mod native;
 mod overhead;
+mod simulate;
 mod soak;
 mod table;
 
@@ -41,8 +43,13 @@ fn main() -> Result<ExitCode> {
     if arguments == [soak::GUEST] {
         return soak::guest().map(|()| ExitCode::SUCCESS);
     }
+    if let Some((name, rest)) = arguments.split_first()
+        && name == "simulate"
+    {
+        return simulate::print(rest).map(|()| ExitCode::SUCCESS);
+    }
     let [directory, runs, names @ ..] = &arguments[..] else {
-        bail!("usage: experiments DIRECTORY RUNS [NAME...]");
+        bail!("usage: experiments DIRECTORY RUNS [NAME...] | simulate RUNS SEED");
     };
     let runs = runs.parse().ok().filter(|runs| *runs > 0).context("the number of runs is not positive")?;
     let document = ExperimentDocument::new(PathBuf::from(directory));

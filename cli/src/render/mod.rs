@@ -2,14 +2,12 @@
 
 pub mod boot;
 pub mod by;
-pub mod coverage;
 pub mod diff;
 pub mod exact;
 pub mod host;
 pub mod live;
 pub mod memory;
 pub mod rusage;
-pub mod simulate;
 pub mod stat;
 pub mod states;
 pub mod summary;

@@ -28,7 +28,6 @@ use profile::rusage::Rusage;
 use profile::stat::Stat;
 use profile::store::{Table, Value as Cell};
 use profile::{Filter, Profile, ProfileWriter, Report};
-use statistics::simulate::{Options, Study, study};
 
 use exact::exact_profile;
 use types::Types;
@@ -242,16 +241,6 @@ fn the_guests_books_fit_their_schema() {
     let rusage = Rusage::read(&profile(directory.path())).expect("books");
     assert!(!rusage.processes.is_empty() && !rusage.threads.is_empty() && !rusage.cpus.is_empty());
     types.check(&serde_json::to_value(&rusage).expect("JSON"), "Rusage");
-}
-
-#[test]
-fn a_simulation_fits_its_schema() {
-    let types = types();
-    let result = study(&Options { seed: 1, runs: 2, clock: None }, |_, _| {});
-    let json = serde_json::to_value(&result).expect("JSON");
-    types.check(&json, "Simulation");
-    let back: Study = serde_json::from_value(json).expect("a study");
-    assert_eq!((back.seed, back.runs, back.rows.len()), (1, 2, result.rows.len()));
 }
 
 #[test]

@@ -1,9 +1,9 @@
 //! Cases of the simulation.
 
+use super::Section;
 use super::host::Host;
 use super::program::{Program, Task, Vcpu, Waits};
 use super::quantities::Quantity;
-use super::{Paper, Section};
 use crate::clock::ClockKind;
 
 /// Start of a fixed clock.
@@ -38,7 +38,6 @@ pub(super) struct Case {
     /// Number of different courses that are profiled in turn; one, as in the paper, is profiled repeatedly.
     pub courses: u32,
     pub clocks: &'static [ClockKind],
-    pub paper: Option<Paper>,
 }
 
 const PAPERS: &[ClockKind] = &[ClockKind::Fixed, ClockKind::Uniform];
@@ -65,7 +64,6 @@ impl Case {
             quantity: Quantity::Share,
             courses: 20,
             clocks: ALL,
-            paper: None,
         }
     }
 
@@ -96,11 +94,7 @@ fn single() -> Vec<Case> {
         for units in [30.0, 50.0, 100.0, 150.0, 200.0, 280.0] {
             let task = Task { share, granularity: units / UNITS };
             let name = format!("{:.0} %, {units} units", share * 100.0);
-            let mut case = Case::of_table(Section::Single, table, name, &[task], 10_000.0);
-            if table == 2 && units < 31.0 {
-                case.paper = Some(Paper { lowest: 0.786_9, highest: 0.809_2 });
-            }
-            cases.push(case);
+            cases.push(Case::of_table(Section::Single, table, name, &[task], 10_000.0));
         }
     }
     cases

@@ -126,13 +126,12 @@ pub(super) struct Spread {
     covered: u32,
     truth: f64,
     half_width: f64,
-    samples: f64,
     error: f64,
 }
 
 impl Spread {
     /// Adds an estimate whose value and interval were moved by `shift` from the counted value.
-    pub fn add(&mut self, samples: u64, share: Share, truth: f64, shift: f64) {
+    pub fn add(&mut self, share: Share, truth: f64, shift: f64) {
         self.runs += 1;
         let runs = f64::from(self.runs);
         let value = share.share + shift;
@@ -143,7 +142,6 @@ impl Spread {
         self.mean += (value - self.mean) / runs;
         self.truth += (truth - self.truth) / runs;
         self.half_width += ((share.high - share.low) / 2.0 - self.half_width) / runs;
-        self.samples += (samples as f64 - self.samples) / runs;
         self.lowest = Some(self.lowest.map_or(value, |lowest| lowest.min(value)));
         self.highest = self.highest.max(value);
         self.covered += u32::from((share.low + shift..=share.high + shift).contains(&truth));
@@ -157,7 +155,6 @@ impl Spread {
     pub fn summary(&self) -> Summary {
         let runs = f64::from(self.runs.max(1));
         Summary {
-            samples: self.samples,
             truth: self.truth,
             mean: self.mean,
             variance: self.squares / f64::from(self.runs.saturating_sub(1).max(1)),
@@ -170,11 +167,9 @@ impl Spread {
 }
 
 /// Statistics of many profilings of one thing.
-#[derive(Debug, Clone, Copy, PartialEq, serde::Serialize, serde::Deserialize)]
+#[derive(Debug, Clone, Copy, PartialEq)]
 pub struct Summary {
-    /// Mean number of samples of the state.
-    pub samples: f64,
-    /// Its true share; the mean of the true shares if several courses were profiled.
+    /// The true share; the mean of the true shares if several courses were profiled.
     pub truth: f64,
     /// Mean of the estimates.
     pub mean: f64,

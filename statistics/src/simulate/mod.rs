@@ -17,7 +17,6 @@ mod units;
 use rand::rngs::ChaCha8Rng;
 use rand::{RngExt, SeedableRng};
 use rand_distr::{Distribution, StandardNormal};
-use serde::{Deserialize, Serialize};
 
 use crate::clock::ClockKind;
 use cases::{Case, Start};
@@ -34,13 +33,10 @@ pub struct Options {
     pub seed: u64,
     /// Profilings per row; at least 2 for a variance.
     pub runs: u32,
-    /// Only this clock.
-    pub clock: Option<ClockKind>,
 }
 
 /// A part of the study.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
-#[serde(rename_all = "snake_case")]
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Section {
     /// One task, tables 2 and 3.
     Single,
@@ -60,27 +56,9 @@ pub enum Section {
     Printed,
 }
 
-impl Section {
-    /// All sections, in their order.
-    pub const ALL: [Self; 8] = [
-        Self::Single,
-        Self::Mixed,
-        Self::Noise,
-        Self::Granularity,
-        Self::Adversary,
-        Self::Estimator,
-        Self::Host,
-        Self::Printed,
-    ];
-}
-
 /// All results.
-#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+#[derive(Debug, Clone, PartialEq)]
 pub struct Study {
-    /// Seed of everything.
-    pub seed: u64,
-    /// Profilings per row.
-    pub runs: u32,
     /// Rows of a section are adjacent, those of a case too.
     pub rows: Vec<Row>,
     /// Numbers of ticks that one run of a state gets.
@@ -88,12 +66,10 @@ pub struct Study {
 }
 
 /// Many profilings of one state under one clock.
-#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+#[derive(Debug, Clone, PartialEq)]
 pub struct Row {
     /// The part of the study.
     pub section: Section,
-    /// Table of the unbiasedness study that it reproduces.
-    pub table: Option<u8>,
     /// Name of the case.
     pub name: String,
     /// Approximate ticks of each vCPU in one profiling.
@@ -101,38 +77,17 @@ pub struct Row {
     /// The sampling clock.
     pub clock: ClockKind,
     /// Statistics of the profilings.
-    #[serde(flatten)]
     pub result: Summary,
     /// True if fewer intervals contained the true share than chance explains: so few of 95 % intervals do in
     /// less than one of 740 rows (three standard deviations).
     pub fails: bool,
-    /// Figures of the paper's text for it.
-    pub paper: Option<Paper>,
 }
 
-/// Figures of the unbiasedness study that are in its text.
-#[derive(Debug, Clone, Copy, PartialEq, Serialize, Deserialize)]
-pub struct Paper {
-    /// Smallest estimate of its 1,000 profilings.
-    pub lowest: f64,
-    /// Largest estimate.
-    pub highest: f64,
-}
-
-/// Runs the whole study; calls `progress` with the number of cases done and of all cases.
-pub fn study(options: &Options, mut progress: impl FnMut(usize, usize)) -> Study {
-    let cases = cases::all();
-    let mut rows = Vec::new();
-    for (n, case) in (0_u64..).zip(&cases) {
-        rows.extend(run(case, n, options));
-        progress(rows_done(n), cases.len());
-    }
-    let units = units::units(options, |case, n| mixed(mixed(mixed(options.seed ^ 5) ^ case) ^ n));
-    Study { seed: options.seed, runs: options.runs, rows, units }
-}
-
-fn rows_done(n: u64) -> usize {
-    usize::try_from(n).map_or(usize::MAX, |n| n + 1)
+/// Runs the whole study.
+pub fn study(options: &Options) -> Study {
+    let rows = (0..).zip(cases::all()).flat_map(|(n, case)| run(&case, n, options)).collect();
+    let units = units::units(options.runs, |case, n| mixed(mixed(mixed(options.seed ^ 5) ^ case) ^ n));
+    Study { rows, units }
 }
 
 /// Runs the case with this number and returns its rows.
@@ -153,7 +108,7 @@ fn run(case: &Case, number: u64, options: &Options) -> Vec<Row> {
         return printed(case, &machines, seed, options);
     }
     let mut rows = Vec::new();
-    for &clock in case.clocks.iter().filter(|clock| options.clock.is_none_or(|only| only == **clock)) {
+    for &clock in case.clocks {
         let mut spreads = vec![Spread::default(); usize::from(case.states())];
         for (n, (machine, truth)) in (0..u64::from(options.runs)).zip(machines.iter().zip(&truths).cycle()) {
             let mut random = ChaCha8Rng::seed_from_u64(seed(2, n));
@@ -166,7 +121,7 @@ fn run(case: &Case, number: u64, options: &Options) -> Vec<Row> {
             let estimates = machine.profile(clock, seed(3, n), start, case.states());
             for ((spread, estimate), truth) in spreads.iter_mut().zip(&estimates).zip(truth) {
                 let shift = noise(case, estimate.samples, &mut random);
-                spread.add(estimate.samples, estimate.share, *truth, shift);
+                spread.add(estimate.share, *truth, shift);
             }
         }
         let rows_of =
@@ -178,7 +133,6 @@ fn run(case: &Case, number: u64, options: &Options) -> Vec<Row> {
 
 /// Returns the rows of one kind of interval.
 fn printed(case: &Case, machines: &[Machine], seed: impl Fn(u64, u64) -> u64, options: &Options) -> Vec<Row> {
-    let clocks = case.clocks.iter().filter(|clock| options.clock.is_none_or(|only| only == **clock));
     let row_of = |&clock: &ClockKind| {
         let mut spread = Spread::default();
         for n in 0..u64::from(options.runs) {
@@ -188,11 +142,11 @@ fn printed(case: &Case, machines: &[Machine], seed: impl Fn(u64, u64) -> u64, op
                 (0..of).filter_map(|_| machines.get(random.random_range(0..machines.len()))).collect();
             let seeds: Vec<u64> = (0..of).map(|_| random.random()).collect();
             let found = case.quantity.measure(&chosen, clock, &seeds);
-            spread.add(found.samples, found.share, found.truth, 0.0);
+            spread.add(found.share, found.truth, 0.0);
         }
         row(case, 0, clock, &spread, options)
     };
-    clocks.map(row_of).collect()
+    case.clocks.iter().map(row_of).collect()
 }
 
 /// Returns the error that noise in the units of events adds to a share: each sample represents 100 units and
@@ -210,13 +164,11 @@ fn row(case: &Case, state: usize, clock: ClockKind, spread: &Spread, options: &O
     };
     Row {
         section: case.section,
-        table: case.table,
         name,
         ticks: case.ticks,
         clock,
         result,
         fails: chance_of(spread.missed(), options.runs) < 0.001_35,
-        paper: case.paper,
     }
 }
 

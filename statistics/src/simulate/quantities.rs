@@ -39,7 +39,6 @@ pub(super) enum Quantity {
 /// An estimate with its interval, and the true value.
 #[derive(Debug, Clone, Copy)]
 pub(super) struct MeasuredValue {
-    pub samples: u64,
     pub share: Share,
     pub truth: f64,
 }
@@ -62,11 +61,7 @@ impl Quantity {
     /// Profiles machines, each from its own seed.
     pub fn measure(self, machines: &[&Machine], clock: ClockKind, seeds: &[u64]) -> MeasuredValue {
         let Some((machine, seed)) = machines.first().zip(seeds.first()) else {
-            return MeasuredValue {
-                samples: 0,
-                share: Share { share: 0.0, low: 0.0, high: 1.0 },
-                truth: 0.0,
-            };
+            return none();
         };
         let all = || machines.iter().zip(seeds).map(|(machine, seed)| share(machine, clock, *seed)).collect();
         match self {
@@ -83,15 +78,11 @@ impl Quantity {
 
 fn share(machine: &Machine, clock: ClockKind, seed: u64) -> MeasuredValue {
     let estimate = machine.profile(clock, seed, 0, 1).pop();
-    estimate.map_or_else(none, |found| MeasuredValue {
-        samples: found.samples,
-        share: found.share,
-        truth: machine.truth(1),
-    })
+    estimate.map_or_else(none, |found| MeasuredValue { share: found.share, truth: machine.truth(1) })
 }
 
 fn none() -> MeasuredValue {
-    MeasuredValue { samples: 0, share: Share { share: 0.0, low: 0.0, high: 1.0 }, truth: 0.0 }
+    MeasuredValue { share: Share { share: 0.0, low: 0.0, high: 1.0 }, truth: 0.0 }
 }
 
 fn whole(machine: &Machine, clock: ClockKind, seed: u64, quantity: Quantity) -> MeasuredValue {
@@ -101,15 +92,8 @@ fn whole(machine: &Machine, clock: ClockKind, seed: u64, quantity: Quantity) -> 
         return none();
     };
     match callers {
-        true => MeasuredValue {
-            samples: found.samples,
-            share: found.share,
-            truth: machine.truth(1) + machine.truth(2),
-        },
-        false => {
-            let share = machine.as_share(&found);
-            MeasuredValue { samples: found.samples, share, truth: machine.true_time(1) }
-        }
+        true => MeasuredValue { share: found.share, truth: machine.truth(1) + machine.truth(2) },
+        false => MeasuredValue { share: machine.as_share(&found), truth: machine.true_time(1) },
     }
 }
 
@@ -117,20 +101,14 @@ fn value(found: &MeasuredValue) -> Value {
     Value { at: found.share.share, low: found.share.low, high: found.share.high }
 }
 
-fn changed(
-    TestedChange { low, high, .. }: TestedChange,
-    change: f64,
-    truth: f64,
-    samples: u64,
-) -> MeasuredValue {
-    MeasuredValue { samples, share: Share { share: change, low, high }, truth }
+fn changed(TestedChange { low, high, .. }: TestedChange, change: f64, truth: f64) -> MeasuredValue {
+    MeasuredValue { share: Share { share: change, low, high }, truth }
 }
 
 fn two_runs(found: Vec<MeasuredValue>) -> MeasuredValue {
     let [before, after] = found.as_slice() else { return none() };
     let change = after.share.share - before.share.share;
-    let samples = before.samples + after.samples;
-    changed(one_run(value(before), value(after)), change, after.truth - before.truth, samples)
+    changed(one_run(value(before), value(after)), change, after.truth - before.truth)
 }
 
 /// Compares six runs. The true value is that of the program, which is the same on both sides.
@@ -138,8 +116,7 @@ fn six_runs(found: Vec<MeasuredValue>) -> MeasuredValue {
     let values: Vec<Value> = found.iter().map(value).collect();
     let (before, after) = values.split_at(RUNS.min(values.len()));
     let mean = |side: &[Value]| side.iter().map(|value| value.at).sum::<f64>() / side.len().max(1) as f64;
-    let samples = found.iter().map(|run| run.samples).sum();
-    changed(welch(before, after), mean(after) - mean(before), 0.0, samples)
+    changed(welch(before, after), mean(after) - mean(before), 0.0)
 }
 
 /// Returns the ends of [`PART`], and the time in state 1 and in the guest between them, ns.
@@ -183,11 +160,7 @@ fn in_part(machine: &Machine, clock: ClockKind, seed: u64, boot: bool) -> Measur
         [found.ns, found.low_ns, found.high_ns]
     };
     let [share, low, high] = [ns, low, high].map(|ns| ns / guest_ns.max(1.0));
-    MeasuredValue {
-        samples: tallies.count(),
-        share: Share { share, low, high },
-        truth: true_ns / guest_ns.max(1.0),
-    }
+    MeasuredValue { share: Share { share, low, high }, truth: true_ns / guest_ns.max(1.0) }
 }
 
 /// Returns the clocks that a boot reads from a profile.
@@ -233,7 +206,7 @@ fn task_state(machine: &Machine, clock: ClockKind, seed: u64) -> MeasuredValue {
     let (time, whole) = (found.time.time, end.max(1) as f64);
     let share = Share { share: time.ns / whole, low: time.low_ns / whole, high: time.high_ns / whole };
     let truth = line.time_until(end, |state| state == 1) as f64 / whole;
-    MeasuredValue { samples: found.time.samples, share, truth }
+    MeasuredValue { share, truth }
 }
 
 /// Uses the time in the guest as a task's exact time on a CPU.
@@ -241,5 +214,5 @@ fn exact_part(machine: &Machine, clock: ClockKind, seed: u64) -> MeasuredValue {
     let ticks = machine.ticks(clock, seed, 0);
     let count = |wanted: &dyn Fn(u8) -> bool| ticks.iter().filter(|tick| wanted(tick.state)).count() as u64;
     let (hits, all) = (count(&|state| state == 1), count(&in_guest));
-    MeasuredValue { samples: hits, share: crate::estimate::share(hits, all), truth: machine.true_time(1) }
+    MeasuredValue { share: crate::estimate::share(hits, all), truth: machine.true_time(1) }
 }

@@ -4,9 +4,7 @@
 
 use rand::rngs::ChaCha8Rng;
 use rand::{RngExt, SeedableRng};
-use serde::{Deserialize, Serialize};
 
-use super::Options;
 use super::host::Host;
 use super::measure::Machine;
 use super::program::{MEAN_NS, ns};
@@ -23,7 +21,7 @@ const STATE: u8 = 1;
 const ROUNDING: f64 = 1e-9;
 
 /// One run of a state, sampled by many independent clocks.
-#[derive(Debug, Clone, Copy, PartialEq, Serialize, Deserialize)]
+#[derive(Debug, Clone, Copy, PartialEq)]
 pub struct Unit {
     /// Length of the run, intervals: the expected mean.
     pub run: f64,
@@ -37,15 +35,11 @@ pub struct Unit {
     pub off: f64,
 }
 
-/// Returns all lengths under all requested clocks.
-pub(super) fn units(options: &Options, seed: impl Fn(u64, u64) -> u64) -> Vec<Unit> {
+/// Returns all lengths under all clocks.
+pub(super) fn units(profilings: u32, seed: impl Fn(u64, u64) -> u64) -> Vec<Unit> {
     let clocks = [ClockKind::Uniform, ClockKind::Exponential, ClockKind::Fixed];
-    let clocks = clocks.into_iter().filter(|clock| options.clock.is_none_or(|only| only == *clock));
-    let cases = clocks.flat_map(|clock| RUNS.map(|run| (clock, run)));
-    (0..)
-        .zip(cases)
-        .map(|(number, (clock, run))| unit(run, clock, options.runs, |n| seed(number, n)))
-        .collect()
+    let cases = clocks.into_iter().flat_map(|clock| RUNS.map(|run| (clock, run)));
+    (0..).zip(cases).map(|(number, (clock, run))| unit(run, clock, profilings, |n| seed(number, n))).collect()
 }
 
 fn unit(run: f64, clock: ClockKind, profilings: u32, seed: impl Fn(u64) -> u64) -> Unit {

@@ -37,7 +37,7 @@ use text::parse::positive_time;
 
 use crate::errors::UsageError;
 use crate::output::is_database;
-use crate::render::ColorChoice;
+use render::ColorChoice;
 
 #[cfg(feature = "fleet")]
 pub use agent::{AgentArgs, AgentWindowArgs};
@@ -179,8 +179,8 @@ pub struct Cli {
     #[arg(
         long,
         global = true,
-        value_enum,
-        default_value_t,
+        value_parser = parse::color_parser(),
+        default_value = "auto",
         value_name = "WHEN",
         hide_short_help = true,
         hide_possible_values = true,

@@ -13,8 +13,8 @@ use text::units;
 use crate::args::{CtlArgs, CtlCommand};
 use crate::errors::{Error, ExitCode};
 use crate::output::{write_json, write_json_line, write_text};
-use crate::render::table::{ColumnAlign, TextTable};
-use crate::render::{PageLayout, all_for_zero, live as tables};
+use render::table::{ColumnAlign, TextTable};
+use render::{PageLayout, all_for_zero, live as tables};
 
 /// Runs the command.
 pub fn command(args: &CtlArgs) -> Result<ExitCode, Error> {

@@ -14,7 +14,7 @@ use crate::args::{DEFAULT_PROFILE, DiffArgs, OLDER_PROFILE};
 use crate::errors::{Error, ExitCode, UsageError};
 use crate::output::{OutputTarget, ignore_closed_pipe, write_json};
 use crate::pager::page;
-use crate::render::{PageLayout, all_for_zero, diff as render, summary};
+use ::render::{PageLayout, all_for_zero, diff as render, summary};
 
 /// Runs the command.
 pub fn command(args: &DiffArgs) -> Result<ExitCode, Error> {

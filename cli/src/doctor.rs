@@ -13,7 +13,7 @@ use vmm::kvm_check::RingSpeeds;
 use crate::args::DoctorArgs;
 use crate::errors::{Error, ExitCode};
 use crate::output::{ignore_closed_pipe, stdout_error};
-use crate::render::TextStyle;
+use render::TextStyle;
 
 /// One finding about this machine.
 struct HostFinding {

@@ -13,7 +13,7 @@ use crate::args::ExportArgs;
 use crate::errors::{Error, ExitCode, UsageError};
 use crate::output::OutputTarget;
 use crate::progress::ProgressLine;
-use crate::render::summary;
+use render::summary;
 
 /// Runs the command.
 pub fn command(args: &ExportArgs) -> Result<ExitCode, Error> {

@@ -6,7 +6,7 @@ use std::sync::OnceLock;
 
 use crate::errors::Error;
 use crate::output::{stdout_error, write_text};
-use crate::render::terminal_size;
+use render::terminal_size;
 
 /// Variables with the pager's command, in their order; empty or `cat` for no pager.
 const VARIABLES: [&str; 2] = ["VPROF_PAGER", "PAGER"];

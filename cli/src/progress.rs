@@ -6,7 +6,7 @@ use std::time::{Duration, Instant};
 use text::clean::escaped;
 use text::units;
 
-use crate::render::{table, terminal_columns};
+use render::{table, terminal_columns};
 
 /// Returns to the line's start and erases it (ECMA-48: EL).
 const ERASE: &str = "\r\x1b[K";

@@ -13,8 +13,8 @@ use crate::args::QueryArgs;
 use crate::errors::{Error, ExitCode, UsageError};
 use crate::output::{JsonOutput, stdout_error};
 use crate::pager::page;
-use crate::render::PageLayout;
-use crate::render::table::{ColumnAlign, TextTable, cut};
+use render::PageLayout;
+use render::table::{ColumnAlign, TextTable, cut};
 
 /// Words that stand for a statement, as in the sqlite3 program.
 const TABLES: &str = ".tables";

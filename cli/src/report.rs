@@ -18,11 +18,11 @@ use crate::browse;
 use crate::errors::{Error, ExitCode, UsageError};
 use crate::output::{stdout_error, write_json, write_text};
 use crate::pager::{page, page_long};
-use crate::render::timehist::WriteError;
-use crate::render::{
+use crate::symbolize;
+use render::timehist::WriteError;
+use render::{
     PageLayout, all_for_zero, boot, by, exact, host, memory, states, summary, timehist, tree, trips,
 };
-use crate::symbolize;
 
 /// Rows per table at the end of a run.
 const SUMMARY_ROWS: usize = 10;

@@ -9,7 +9,7 @@ use crate::args::RusageArgs;
 use crate::errors::{Error, ExitCode};
 use crate::output::{stdout_error, write_json};
 use crate::pager::page;
-use crate::render::{PageLayout, all_for_zero, rusage as render};
+use ::render::{PageLayout, all_for_zero, rusage as render};
 
 /// Runs the command.
 pub fn command(args: &RusageArgs) -> Result<ExitCode, Error> {

@@ -12,7 +12,7 @@ use crate::args::StatArgs;
 use crate::errors::{Error, ExitCode};
 use crate::output::{stdout_error, write_json, write_text};
 use crate::pager;
-use crate::render::{PageLayout, TextStyle, all_for_zero, stat as render};
+use ::render::{PageLayout, TextStyle, all_for_zero, stat as render};
 
 /// A run that has written nothing for this long has ended without a final record.
 const SILENT: Duration = Duration::from_secs(5);

@@ -19,7 +19,7 @@ use text::units;
 use crate::args::{DebugArgs, SymbolizeArgs};
 use crate::errors::{Error, ExitCode, UsageError};
 use crate::output::{ignore_closed_pipe, write_json, write_text};
-use crate::render::{table, terminal_columns};
+use render::{table, terminal_columns};
 
 /// Returns to the line's start and erases it (ECMA-48: EL).
 const ERASE: &str = "\r\x1b[K";

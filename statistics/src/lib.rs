@@ -20,6 +20,7 @@ mod rate_history;
 pub mod run_part;
 pub mod significance;
 pub mod simulate;
+pub mod spread;
 pub mod task_scan;
 
 pub use rate_history::{RateHistory, part, scaled};

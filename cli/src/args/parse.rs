@@ -12,6 +12,7 @@ use images::contents::ImageFormat;
 use profile::Sort;
 use profile::boot::PHASES;
 use profile::report::By;
+use render::ColorChoice;
 use sampler::conditions::{BadPattern, Condition};
 use sampler::{RateOutOfRange, checked_rate};
 use statistics::clock::ClockKind;
@@ -334,6 +335,15 @@ pub fn clock_parser() -> impl TypedValueParser<Value = ClockKind> {
         ("uniform", "Evenly between half and one and a half times the mean", ClockKind::Uniform),
         ("exponential", "Exponential, without memory", ClockKind::Exponential),
         ("fixed", "Always the mean", ClockKind::Fixed),
+    ])
+}
+
+/// Returns the parser of `--color`.
+pub fn color_parser() -> impl TypedValueParser<Value = ColorChoice> {
+    named(&[
+        ("auto", "On a terminal", ColorChoice::Auto),
+        ("always", "Also in a pipe or a file", ColorChoice::Always),
+        ("never", "Nowhere", ColorChoice::Never),
     ])
 }
 

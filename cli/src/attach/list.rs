@@ -10,8 +10,8 @@ use text::units;
 
 use crate::errors::Error;
 use crate::output::write_text;
-use crate::render::PageLayout;
-use crate::render::table::{ColumnAlign, TextTable};
+use render::PageLayout;
+use render::table::{ColumnAlign, TextTable};
 
 /// Time over which the use of CPUs is measured.
 const MEASURED: Duration = Duration::from_millis(200);
@@ -98,7 +98,7 @@ fn page_size() -> u64 {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::render::TextStyle;
+    use render::TextStyle;
 
     #[test]
     fn a_process_has_its_time_and_memory() {

@@ -7,9 +7,9 @@ use profile::boot::PHASES;
 use profile::diff;
 use serde::{Deserialize, Serialize};
 
-use super::check::BootCheck;
 use super::{BootAttempt, BootOutcome, replace, walls};
 use crate::errors::{BaselineError, Error};
+use render::boot_test::BootCheck;
 
 /// Version of the file's format.
 const VERSION: u32 = 1;

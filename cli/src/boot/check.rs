@@ -2,27 +2,11 @@
 
 use std::time::Duration;
 
-use serde::{Deserialize, Serialize};
+use render::boot_test::{BootAttempt, BootCheck, BootVerdict};
+use statistics::spread::ValueSpread;
 
-use super::{BootAttempt, expected};
+use super::expected;
 use crate::args::BootArgs;
-use crate::boot::verdict::BootVerdict;
-use crate::spread::ValueSpread;
-
-/// Result of one expectation.
-#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
-pub struct BootCheck {
-    /// Like `boot 1`, `budget total`, `baseline kernel`.
-    pub name: String,
-    /// The expectation was met, or could not be checked.
-    pub passed: bool,
-    /// The expectation could not be checked; the message has the reason.
-    pub skipped: bool,
-    /// Finding, as a sentence.
-    pub message: String,
-    /// Time that the phase or boot took, s.
-    pub time_s: f64,
-}
 
 /// Checks that each boot came up.
 pub fn check_boots(args: &BootArgs, boots: &[BootAttempt]) -> Vec<BootCheck> {

@@ -2,9 +2,6 @@
 
 mod baseline;
 mod check;
-mod junit;
-mod markdown;
-mod render;
 mod verdict;
 
 use std::path::{Path, PathBuf};
@@ -12,58 +9,21 @@ use std::path::{Path, PathBuf};
 use host::spec::GuestEnd;
 use profile::Profile;
 use profile::boot::{Boot, Evidence, PHASES};
+use render::PageLayout;
+use render::boot_test::{self, BootAttempt, BootOutcome, BootVerdict};
 use sampler::conditions::{Condition, RunTrigger};
-use serde::{Deserialize, Serialize};
+use statistics::spread::ValueSpread;
 
 use crate::args::{BootArgs, RunArgs};
 use crate::errors::{Error, ExitCode, UsageError};
 use crate::output::{OutputTarget, ignore_closed_pipe, write_json, write_text};
-use crate::render::PageLayout;
 use crate::run::{self, repeat};
-use crate::spread::ValueSpread;
 use crate::symbolize;
 use baseline::BootBaseline;
-use check::BootCheck;
 use text::message::write_stderr;
 use text::units;
-use verdict::{BootFacts, BootVerdict};
+use verdict::BootFacts;
 use vmm::MachineEnd;
-
-/// Result of all boots.
-#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
-pub struct BootOutcome {
-    /// vprof's version.
-    pub version: String,
-    /// The image that was booted.
-    pub image: String,
-    /// All expectations were met.
-    pub passed: bool,
-    /// The first expectation that was not met.
-    pub failure: Option<String>,
-    /// The boots in order.
-    pub boots: Vec<BootAttempt>,
-    /// Results of the expectations.
-    pub checks: Vec<BootCheck>,
-    /// Wall time of each phase over the boots that came up, s.
-    pub spread: Vec<ValueSpread>,
-}
-
-/// Result of one boot.
-#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
-pub struct BootAttempt {
-    /// Path of the profile.
-    pub profile: PathBuf,
-    /// Verdict on the boot.
-    pub verdict: BootVerdict,
-    /// The verdict as a sentence.
-    pub sentence: String,
-    /// Number of times that the guest reset itself before this boot.
-    pub reboots: u32,
-    /// Phases and other times of the boot.
-    pub boot: Boot,
-    /// State of the guest at the end of a boot that failed.
-    pub evidence: Option<Evidence>,
-}
 
 /// Runs the command.
 pub fn command(args: &BootArgs) -> Result<ExitCode, Error> {
@@ -86,14 +46,14 @@ pub fn command(args: &BootArgs) -> Result<ExitCode, Error> {
         }
     }
     if let Some(path) = &args.junit {
-        replace(path, &junit::render(&outcome))?;
+        replace(path, &boot_test::junit::render(&outcome))?;
     }
     let printed = if args.run.recording.json {
         write_json(&outcome)
     } else if args.md {
-        write_text(&markdown::render(&outcome))
+        write_text(&boot_test::markdown::render(&outcome))
     } else if !args.run.recording.quiet {
-        write_text(&render::outcome(&outcome, PageLayout::stdout()))
+        write_text(&boot_test::text::render(&outcome, PageLayout::stdout()))
     } else {
         Ok(())
     };

@@ -3,7 +3,8 @@
 use host::spec::GuestEnd;
 use profile::boot::{Boot, Evidence, LastOf};
 use sampler::conditions::Condition;
-use serde::{Deserialize, Serialize};
+
+use render::boot_test::BootVerdict;
 
 use super::{expected, shown};
 use crate::run::recording::Recorded;
@@ -16,34 +17,6 @@ const STILL_PART: f64 = 0.25;
 const STILL_S: f64 = 5.0;
 /// A vCPU that is busy for more than this part of the time is not waiting.
 const BUSY: f64 = 0.2;
-
-/// Verdict on a boot.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
-#[serde(rename_all = "kebab-case")]
-pub enum BootVerdict {
-    /// The guest came up.
-    Up,
-    /// The kernel panicked.
-    Panic,
-    /// The kernel had an oops.
-    Oops,
-    /// The guest had a triple fault.
-    TripleFault,
-    /// The guest reset itself more often than allowed.
-    RebootLoop,
-    /// The guest powered off before it was up.
-    PowerOff,
-    /// The guest hangs, and all vCPUs wait.
-    HangIdle,
-    /// The guest hangs, and a vCPU is busy.
-    HangBusy,
-    /// The guest was still in progress when its time was over.
-    TimeOut,
-    /// The machine failed in another way.
-    Failed,
-    /// The user ended the run.
-    Interrupted,
-}
 
 /// Returns the verdict on a panic or an oops of the kernel, if it had one.
 pub fn kernel_failure(evidence: &Evidence) -> Option<(BootVerdict, String)> {

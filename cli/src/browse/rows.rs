@@ -5,10 +5,10 @@ use text::clean::escaped;
 use text::units;
 
 use super::source::{Call, Place, View};
-use crate::render::summary::wrapped;
-use crate::render::{by, with_module};
 use crate::top::panes::{CALLS, CALLS_LAST, call_cells};
 use crate::top::table::{CellValue, ScreenTable, TableColumn, TableRow, column};
+use render::summary::wrapped;
+use render::{by, with_module};
 
 /// Destination of the Enter key.
 #[derive(Debug, Clone, PartialEq, Eq)]

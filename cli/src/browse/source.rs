@@ -11,9 +11,9 @@ use text::clean::escaped;
 use text::units;
 
 use super::rows::{Below, BrowseTable, RowTarget, call_row, code_table, key_row};
-use crate::annotate::listing;
 use crate::errors::Error;
-use crate::render::summary;
+use render::annotate::annotated_listing;
+use render::summary;
 
 /// Depth of a tree of calls: that of `vprof report --callers`.
 const DEPTH: u32 = 8;
@@ -107,7 +107,7 @@ impl ReportSource {
             }),
             View::Code(target) => {
                 let annotation = Annotation::read(&self.profile, &place.filter, target)?;
-                return Ok(code_table(&listing(&annotation, false)));
+                return Ok(code_table(&annotated_listing(&annotation, false)));
             }
         };
         let report = Report::read_with(&self.profile, &place.filter, &request)?;

@@ -10,8 +10,8 @@ use super::question::{AnswerColumn, ColumnKind, FleetQuestion};
 use crate::args::FleetArgs;
 use crate::errors::{Error, ExitCode};
 use crate::output::OutputTarget;
-use crate::render::table::{ColumnAlign, TextTable};
-use crate::render::{PageLayout, visible};
+use render::table::{ColumnAlign, TextTable};
+use render::{PageLayout, visible};
 
 /// An answer without rows.
 pub(super) const NOTHING: &str = "No window of the lake has what was asked for.";

@@ -10,7 +10,7 @@ use super::question::{AnswerColumn, ColumnKind};
 use crate::args::FleetArgs;
 use crate::errors::Error;
 use crate::output::OutputTarget;
-use crate::render::table::ColumnAlign;
+use render::table::ColumnAlign;
 
 /// Writes the page of an answer into the file that was asked for.
 pub(super) fn write(rows: &[AnswerRow], args: &FleetArgs) -> Result<(), Error> {

@@ -11,7 +11,7 @@ use crate::attach;
 use crate::errors::{Error, ExitCode};
 use crate::output::write_json;
 use crate::pager;
-use crate::render::PageLayout;
+use ::render::PageLayout;
 
 /// Rows of each kind, at most.
 const MOST_ROWS: usize = 4096;

@@ -8,10 +8,10 @@ use linux::{
 use text::clean::escaped;
 use text::units;
 
-use crate::render::PageLayout;
-use crate::render::memory::part_label;
-use crate::render::table::{ColumnAlign, TextTable};
-use crate::render::visible;
+use render::PageLayout;
+use render::memory::part_label;
+use render::table::{ColumnAlign, TextTable};
+use render::visible;
 
 /// Formats the memory of the machine with this name.
 pub fn render(vm: &str, read: &AttachedMemoryUse, page: PageLayout) -> String {
@@ -114,7 +114,7 @@ fn whole(counters: &MemoryCounters, page: PageLayout) -> String {
     for (part, bytes) in counters.parts() {
         if bytes > 0 {
             let share = format!("{:.1} %", bytes as f64 / total as f64 * 100.0);
-            table.row(vec![part_label(part).to_owned(), size(bytes), share, detail(part, counters)]);
+            table.row(vec![label(part), size(bytes), share, detail(part, counters)]);
         }
     }
     table.row(vec!["all".to_owned(), size(counters.total), String::new(), available(counters)]);
@@ -129,6 +129,10 @@ fn whole(counters: &MemoryCounters, page: PageLayout) -> String {
         text += &format!("balloon: {} given back to the host\n", size(balloon));
     }
     text
+}
+
+fn label(part: MemoryPart) -> String {
+    part_label(part.name()).unwrap_or(part.name()).to_owned()
 }
 
 /// Returns numbers that are parts of a holder's.
@@ -206,7 +210,7 @@ mod tests {
     use linux::MemoryUse;
 
     use super::*;
-    use crate::render::TextStyle;
+    use render::TextStyle;
 
     const MIB: u64 = 1 << 20;
 
@@ -268,6 +272,11 @@ mod tests {
         };
         let host = HostMemory { mapped: 512 * MIB, resident: 256 * MIB, swapped: 0, huge: 64 * MIB };
         AttachedMemoryUse { kernel: Some("6.1".to_owned()), memory, host: Some(host), read_s: 0.01 }
+    }
+
+    #[test]
+    fn each_part_has_a_label() {
+        assert!(MemoryPart::ALL.iter().all(|part| part_label(part.name()).is_some()));
     }
 
     #[test]

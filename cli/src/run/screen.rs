@@ -10,7 +10,7 @@ use sampler::SessionStatus;
 use text::clean::escaped;
 use text::units;
 
-use crate::render::table;
+use render::table;
 
 /// Target of the guest's console.
 #[derive(Debug)]

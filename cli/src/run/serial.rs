@@ -4,6 +4,7 @@
 use std::time::Duration;
 
 use profile::live::Tables;
+use render::summary::SERIAL_ADVICE;
 use text::units;
 
 /// Interval of the checks.
@@ -13,15 +14,11 @@ const SPAN: Duration = Duration::from_secs(10);
 /// Share of the guest's CPU time from which the warning is due.
 const MOST: f64 = 0.5;
 
-/// Advice of all warnings of a serial port.
-pub const ADVICE: &str =
-    "Send a command's output to a file or /dev/null, and have the kernel write less with `--append quiet`.";
-
 /// Returns the warning, if it is due by more than chance.
 pub fn warning(tables: &Tables) -> Option<String> {
     let serial = tables.serial_share(SPAN).filter(|share| share.low >= MOST)?;
     Some(format!(
-        "the guest spends {} of its CPU time on writing to a serial port, which takes it an exit for each byte. {ADVICE}",
+        "the guest spends {} of its CPU time on writing to a serial port, which takes it an exit for each byte. {SERIAL_ADVICE}",
         units::percent(serial.share)
     ))
 }

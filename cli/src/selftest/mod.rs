@@ -28,9 +28,9 @@ pub use machine::MachineFacts;
 use crate::args::{Cli, CliCommand, RunArgs, SelftestArgs};
 use crate::errors::{Error, ExitCode, UsageError};
 use crate::output::{ignore_closed_pipe, write_json, write_text};
-use crate::render::PageLayout;
 use crate::run;
 use crate::run::recording::Recorded;
+use ::render::PageLayout;
 use guest::GuestLoad;
 use measure::GuestResults;
 

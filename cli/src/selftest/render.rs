@@ -4,8 +4,8 @@ use text::clean::escaped;
 use text::units;
 
 use super::{CheckVerdict, SelftestCheck, SelftestOutcome, ValueUnit};
-use crate::render::PageLayout;
-use crate::render::table::{ColumnAlign, TextTable};
+use render::PageLayout;
+use render::table::{ColumnAlign, TextTable};
 
 /// Formats the machine, one row per check, and the verdict.
 pub fn render(outcome: &SelftestOutcome, page: PageLayout) -> String {
@@ -96,8 +96,8 @@ fn result(check: &SelftestCheck) -> String {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::render::TextStyle;
     use crate::selftest::MachineFacts;
+    use render::TextStyle;
 
     #[test]
     fn the_table_says_what_passed_and_what_did_not() {

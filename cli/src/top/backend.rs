@@ -8,7 +8,7 @@ use ratatui::layout::{Position, Size};
 use ratatui::style::{Color, Modifier};
 use unicode_width::UnicodeWidthStr;
 
-use crate::render::terminal_size;
+use render::terminal_size;
 
 /// Size of a terminal that reports none.
 const USUAL: Size = Size { width: 80, height: 24 };

@@ -8,9 +8,9 @@ use statistics::estimate::Share;
 use text::clean::escaped;
 
 use super::table::{CellValue, ScreenTable, SortOrder, TableColumn, TableRow, column};
-use crate::render::memory::holder_name;
-use crate::render::summary::program_name;
-use crate::render::with_module;
+use render::memory::holder_name;
+use render::summary::program_name;
+use render::with_module;
 
 /// Thing that a row shows: the same in the next snapshot, wherever the row is there.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]

@@ -15,8 +15,8 @@ use super::one;
 use crate::args::RunArgs;
 use crate::errors::{Error, ExitCode};
 use crate::output::{write_json, write_text};
-use crate::render::PageLayout;
-use crate::spread::ValueSpread;
+use ::render::PageLayout;
+use statistics::spread::ValueSpread;
 
 /// Programs whose shares are compared.
 const PROGRAMS: usize = 10;

@@ -4,10 +4,10 @@ use text::clean::escaped;
 use text::units;
 
 use super::{RepeatedRuns, TIMES};
-use crate::render::PageLayout;
-use crate::render::boot::spread as table;
-use crate::render::summary::{heading, wrapped};
-use crate::spread::ValueSpread;
+use render::PageLayout;
+use render::boot::spread as table;
+use render::summary::{heading, wrapped};
+use statistics::spread::ValueSpread;
 
 /// Formats times and shares of all runs.
 pub fn render(repeated: &RepeatedRuns, page: PageLayout) -> String {
@@ -38,7 +38,7 @@ pub fn render(repeated: &RepeatedRuns, page: PageLayout) -> String {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::render::TextStyle;
+    use render::TextStyle;
 
     #[test]
     fn times_have_distinct_names_at_80_columns() {

@@ -5,8 +5,8 @@ use std::env;
 
 use ratatui::style::{Color, Modifier, Style};
 
-use crate::render::{is_utf8_locale, table};
 use crate::top::history::StateParts;
+use render::{is_utf8_locale, table};
 
 /// Colours and characters that the terminal supports.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]

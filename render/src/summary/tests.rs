@@ -5,7 +5,7 @@ use profile::report::{
 };
 
 use super::*;
-use crate::render::TextStyle;
+use crate::TextStyle;
 
 /// Makes an estimate from 1,000 samples in a second.
 fn estimate(samples: u64, half: f64) -> Estimate {

@@ -1,7 +1,6 @@
 //! The result as JUnit XML, in the dialect of Ant's JUnit task, which CI services read.
 
-use super::BootOutcome;
-use super::check::BootCheck;
+use super::{BootCheck, BootOutcome};
 
 /// Formats the whole file.
 pub fn render(outcome: &BootOutcome) -> String {

@@ -131,7 +131,7 @@ mod tests {
     use profile::boot::{CpuEstimate, FailedUnit, Target};
 
     use super::*;
-    use crate::render::TextStyle;
+    use crate::TextStyle;
 
     fn shown(systemd: &Systemd) -> String {
         let mut text = String::new();

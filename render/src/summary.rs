@@ -16,10 +16,13 @@ use text::units;
 
 use super::PageLayout;
 use super::table::{ColumnAlign, TextTable};
-use crate::run::serial::ADVICE;
 
 /// Columns of a line, unless the terminal is wider.
 pub const WIDTH: usize = 80;
+/// Advice of all warnings of a serial port.
+pub const SERIAL_ADVICE: &str =
+    "Send a command's output to a file or /dev/null, and have the kernel write less with `--append quiet`.";
+
 /// Columns from which tables have more columns; on narrower pages names need the room.
 pub(super) const WIDE: usize = 110;
 
@@ -336,7 +339,7 @@ fn serial(text: &mut String, report: &Report, page: PageLayout) {
         return;
     }
     let note = format!(
-        "The guest spent {} of its CPU time on writing to a serial port, which takes it an exit for each byte. {ADVICE}",
+        "The guest spent {} of its CPU time on writing to a serial port, which takes it an exit for each byte. {SERIAL_ADVICE}",
         units::percent(report.serial.share)
     );
     text.push('\n');

@@ -1,6 +1,5 @@
 //! `report --memory-use`: the guest's memory by holder over time.
 
-use linux::MemoryPart;
 use profile::report::{HolderHistory, MemoryReport};
 use profile::rows::MemoryKind;
 use text::units;
@@ -84,30 +83,31 @@ fn table(text: &mut String, holders: &[&HolderHistory], rows: usize, page: PageL
 
 /// Returns a holder's name in tables; `name` and `pid` as a profile has them.
 pub fn holder_name(kind: MemoryKind, name: &str, pid: Option<i32>) -> String {
-    let part = MemoryPart::ALL.into_iter().find(|part| kind == MemoryKind::Part && part.name() == name);
+    let part = (kind == MemoryKind::Part).then(|| part_label(name)).flatten();
     match (part, pid) {
-        (Some(part), _) => part_label(part).to_owned(),
+        (Some(part), _) => part.to_owned(),
         (None, Some(pid)) => format!("{} ({pid})", visible(name)),
         (None, None) => visible(name).into_owned(),
     }
 }
 
-/// Returns the name of a part of the memory in tables.
-pub fn part_label(part: MemoryPart) -> &'static str {
-    match part {
-        MemoryPart::Free => "free",
-        MemoryPart::Anonymous => "processes (anonymous)",
-        MemoryPart::PageCache => "page cache of files",
-        MemoryPart::Buffers => "page cache of disks",
-        MemoryPart::Shmem => "tmpfs, shared memory",
-        MemoryPart::SlabReclaimable => "slab, reclaimable",
-        MemoryPart::SlabUnreclaimable => "slab, other",
-        MemoryPart::PageTables => "page tables",
-        MemoryPart::KernelStacks => "kernel stacks",
-        MemoryPart::PerCpu => "per-CPU variables",
-        MemoryPart::HugePool => "pools of huge pages",
-        MemoryPart::Other => "other, of the kernel",
-    }
+/// Returns the label of a part of the memory, by its name in profiles, for example `page_cache`.
+pub fn part_label(name: &str) -> Option<&'static str> {
+    Some(match name {
+        "free" => "free",
+        "anonymous" => "processes (anonymous)",
+        "page_cache" => "page cache of files",
+        "buffers" => "page cache of disks",
+        "shmem" => "tmpfs, shared memory",
+        "slab_reclaimable" => "slab, reclaimable",
+        "slab_unreclaimable" => "slab, other",
+        "page_tables" => "page tables",
+        "kernel_stacks" => "kernel stacks",
+        "per_cpu" => "per-CPU variables",
+        "huge_pool" => "pools of huge pages",
+        "other" => "other, of the kernel",
+        _ => return None,
+    })
 }
 
 #[cfg(test)]
@@ -115,7 +115,7 @@ mod tests {
     use profile::report::WholeMemory;
 
     use super::*;
-    use crate::render::TextStyle;
+    use crate::TextStyle;
 
     #[test]
     fn holders_fit_a_terminal() {

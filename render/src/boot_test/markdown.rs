@@ -3,7 +3,7 @@
 use profile::boot::{Evidence, is_part_of_kernel};
 
 use super::BootOutcome;
-use crate::render::boot::last_seen;
+use crate::boot::last_seen;
 use text::clean::{escaped, markdown, markdown_code};
 
 /// Largest number of initcalls.
@@ -121,9 +121,8 @@ mod tests {
     fn parts_of_a_phase_are_indented_and_a_failed_boot_has_its_phases() {
         use profile::boot::{Boot, Phase};
 
-        use crate::boot::verdict::BootVerdict;
-        use crate::boot::{BootAttempt, BootOutcome};
-        use crate::spread::ValueSpread;
+        use crate::boot_test::{BootAttempt, BootVerdict};
+        use statistics::spread::ValueSpread;
 
         let phase =
             |name: &str, ended| Phase { name: name.to_owned(), wall_s: 1.5, ended, ..Phase::default() };

@@ -4,18 +4,18 @@ use text::clean::escaped;
 use text::units;
 
 use super::BootOutcome;
-use crate::render::PageLayout;
-use crate::render::boot::{last_seen, render, spread};
-use crate::render::summary::{heading, wrapped};
+use crate::PageLayout;
+use crate::boot::{self, last_seen, spread};
+use crate::summary::{heading, wrapped};
 
 /// Rows per table after a boot.
 const ROWS: usize = 10;
 
 /// Formats all boots and their expectations.
-pub fn outcome(outcome: &BootOutcome, page: PageLayout) -> String {
+pub fn render(outcome: &BootOutcome, page: PageLayout) -> String {
     let mut text = String::new();
     if let Some(last) = outcome.boots.last() {
-        text = render(&last.boot, ROWS, page);
+        text = boot::render(&last.boot, ROWS, page);
     }
     if outcome.boots.len() > 1 {
         heading(

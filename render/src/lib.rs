@@ -1,6 +1,12 @@
-//! Text for people: numbers in human units, escaped names, aligned tables, and the summary of a profile.
+//! A profile as text for people: aligned tables that fit the terminal, numbers in human units, escaped names.
+//!
+//! Each view of a report has a module with a function that takes what `profile` computed and a [`PageLayout`],
+//! and returns the text. For example, [`tree::render`] turns a call tree into indented lines. Nothing here
+//! prints, starts a process or opens a guest, because the same text goes to a terminal, a pager and a file.
 
+pub mod annotate;
 pub mod boot;
+pub mod boot_test;
 pub mod by;
 pub mod diff;
 pub mod exact;
@@ -29,14 +35,14 @@ pub fn visible(name: &str) -> Cow<'_, str> {
 }
 
 /// Use of escape sequences in text, as requested on the command line (`--color`).
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Default, clap::ValueEnum)]
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub enum ColorChoice {
-    /// On a terminal
+    /// On a terminal.
     #[default]
     Auto,
-    /// Also in a pipe or a file
+    /// Also in a pipe or a file.
     Always,
-    /// Nowhere
+    /// Nowhere.
     Never,
 }
 

@@ -91,7 +91,7 @@ mod tests {
     use statistics::estimate::share;
 
     use super::*;
-    use crate::render::TextStyle;
+    use crate::TextStyle;
 
     #[test]
     fn tables_are_golden() {

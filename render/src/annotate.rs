@@ -1,12 +1,28 @@
 //! `annotate`: the lines of a function as text.
 
-use profile::report::{CodeAddress, FunctionListing, ShownLines};
+use profile::report::{Annotation, CodeAddress, FunctionListing, ShownLines};
 use text::clean::escaped;
 use text::units;
 
-use crate::render::summary::{heading, wrapped};
-use crate::render::table::{ColumnAlign, TextTable};
-use crate::render::{PageLayout, with_module};
+use crate::by::BLOCKS;
+use crate::summary::{heading, wrapped};
+use crate::table::{ColumnAlign, TextTable};
+use crate::{PageLayout, with_module};
+
+/// Returns the lines of a function, with notes on what limits them.
+pub fn annotated_listing(annotation: &Annotation, intel: bool) -> FunctionListing {
+    let mut listing = FunctionListing::new(annotation, intel);
+    if annotation.emulated {
+        listing.notes.push(BLOCKS.to_owned());
+    }
+    if annotation.nameless && annotation.kind == "user" {
+        listing.notes.push(
+            "No symbol covers the function: a debug file of its build would name it (`vprof docs symbols`)."
+                .to_owned(),
+        );
+    }
+    listing
+}
 
 /// Formats the listing.
 pub fn render(listing: &FunctionListing, shown: ShownLines, page: PageLayout) -> String {
@@ -75,10 +91,12 @@ fn place(place: &CodeAddress) -> String {
 
 #[cfg(test)]
 mod tests {
+    use std::collections::BTreeMap;
+
     use profile::report::{CodeLine, Estimate};
 
     use super::*;
-    use crate::render::TextStyle;
+    use crate::TextStyle;
 
     /// A function of 40 instructions of one byte and four of padding, with samples at some places.
     fn listing(samples: &[(usize, u64)]) -> FunctionListing {
@@ -137,5 +155,30 @@ mod tests {
     fn samples_past_the_code_are_shown() {
         let all = rows(&[(42, 9)], ShownLines::Sampled);
         assert!(all.iter().any(|row| row.starts_with("9.0 %") && row.ends_with("int3")), "{all:?}");
+    }
+
+    #[test]
+    fn notes_say_what_limits_the_lines() {
+        let annotation = |kind: &str, nameless, emulated| Annotation {
+            symbol: "f".to_owned(),
+            module: None,
+            kind: kind.to_owned(),
+            nameless,
+            emulated,
+            start: 0x1000,
+            code: Some(vec![0xc3]),
+            read: None,
+            own: Estimate::default(),
+            total: Estimate::default(),
+            hits: BTreeMap::new(),
+            names: BTreeMap::new(),
+        };
+        let notes = |annotation: &Annotation| annotated_listing(annotation, false).notes;
+        // Debug files are of user code.
+        assert!(notes(&annotation("kernel", true, false)).is_empty());
+        let nameless = notes(&annotation("user", true, false));
+        assert!(nameless[0].contains("a debug file of its build would name it"), "{nameless:?}");
+        let emulated = notes(&annotation("kernel", false, true));
+        assert!(emulated[0].contains("exact to a block"), "{emulated:?}");
     }
 }

@@ -10,7 +10,7 @@ use super::PageLayout;
 use super::exact::more;
 use super::summary::{heading, wrapped};
 use super::table::{ColumnAlign, TextTable};
-use crate::spread::ValueSpread;
+use statistics::spread::ValueSpread;
 
 /// Formats one boot with at most `rows` rows per table.
 pub fn render(boot: &Boot, rows: usize, page: PageLayout) -> String {

@@ -143,7 +143,7 @@ mod tests {
     use profile::report::{ScanStatistics, Task};
 
     use super::*;
-    use crate::render::TextStyle;
+    use crate::TextStyle;
 
     fn time(state: &str, wait_reason: &str, share: f64) -> TimeInState {
         let (s, low_s, high_s) = (share * 10.0, share * 8.0, share * 12.0);

@@ -12,7 +12,7 @@ use std::path::{Path, PathBuf};
 
 use host::{
     AttachedError, ControlError, GuestError, HalfError, HostError, NetworkError, PortableError, ReaderError,
-    Stage, VsockError,
+    Stage,
 };
 use images::ImageError;
 use profile::merge::MergeError;
@@ -76,9 +76,6 @@ pub enum Error {
     /// The guest's network is not available.
     #[error(transparent)]
     Network(#[from] NetworkError),
-    /// The guest's sockets are not available.
-    #[error(transparent)]
-    Vsock(#[from] VsockError),
     /// The portable host failed.
     #[error(transparent)]
     Portable(#[from] PortableError),
@@ -426,12 +423,9 @@ impl Error {
             Self::Portable(error) => error.stage(),
             Self::Run(error) => error.stage(),
             Self::Half(error) => error.stage(),
-            Self::Attached(_)
-            | Self::Image(_)
-            | Self::Reader(_)
-            | Self::Start(_)
-            | Self::Vsock(_)
-            | Self::File { .. } => Stage::BeforeGuest,
+            Self::Attached(_) | Self::Image(_) | Self::Reader(_) | Self::Start(_) | Self::File { .. } => {
+                Stage::BeforeGuest
+            }
             _ => Stage::Guest,
         }
     }

@@ -370,37 +370,6 @@ fn networks_that_are_not_available() {
 }
 
 #[test]
-fn sockets_that_are_not_available() {
-    let files = InputFiles::new();
-    let (bundle, bin) = fake_host(files.0.path(), "exit 1");
-    let run = |vsock: &Path| {
-        let mut command = vprof(["run", "-q", "--host", "portable", "--vsock"]);
-        command.arg(vsock).env("PATH", &bin).arg("--portable-host").arg(&bundle);
-        let output =
-            command.arg(files.path("kernel")).arg("-o").arg(files.path("out.vprof")).output().unwrap();
-        assert!(!files.path("out.vprof").exists(), "a profile was left behind: {}", stderr(&output));
-        output
-    };
-    let long = files.path(&"x".repeat(100));
-    refused(&run(&long), 1, &["is too long for --vsock", "96 are allowed"]);
-    refused(&run(&files.path("none/s")), 1, &["can't make the socket", "no such file or directory"]);
-    let path = files.path("s");
-    fs::write(&path, "precious").unwrap();
-    refused(&run(&path), 1, &["exists already: --vsock makes its own socket there"]);
-    assert_eq!(fs::read_to_string(&path).unwrap(), "precious");
-    fs::remove_file(&path).unwrap();
-    let listener = std::os::unix::net::UnixListener::bind(&path).unwrap();
-    refused(&run(&path), 1, &["exists already"]);
-    // vprof replaces a socket that a killed run has left, and removes it after any end of this run.
-    drop(listener);
-    assert_eq!(run(&path).status.code(), Some(4));
-    assert!(!path.exists());
-    for wrong in ["", "s,cid=2", "s,cid=x"] {
-        assert_eq!(run(Path::new(wrong)).status.code(), Some(2), "{wrong}");
-    }
-}
-
-#[test]
 fn qcow2_images_that_name_themselves_or_nothing() {
     let files = InputFiles::new();
     for name in ["gone.img", "loop.qcow2"] {

@@ -202,7 +202,6 @@ fn job() -> Job {
                     mode: vmm::DiskMode::ReadWrite,
                 }],
                 network: None,
-                vsock_cid: Some(3),
                 virtio_console: false,
                 output_ports: true,
             },

@@ -1,10 +1,9 @@
 //! A guest's driver that does what it likes: ports, PCI configuration, device registers, queues.
 
 use std::fs::File;
-use std::io::{Read, Write};
+use std::io::Write;
 use std::os::fd::{AsFd, BorrowedFd};
-use std::os::unix::net::{UnixListener, UnixStream};
-use std::path::PathBuf;
+use std::os::unix::net::UnixStream;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
 
@@ -12,8 +11,7 @@ use arbitrary::Arbitrary;
 use vm_memory::{Bytes, GuestAddress, GuestMemoryMmap};
 use vmm::fuzz::Hardware;
 use vmm::net::Stream;
-use vmm::vsock::{Header, Sockets};
-use vmm::{Disk, DiskMode, Network, OUTPUT_PORTS, OutputPorts, PortReader, Vsock};
+use vmm::{Disk, DiskMode, Network, OUTPUT_PORTS, OutputPorts, PortReader};
 
 use crate::input::{self, decode};
 
@@ -32,14 +30,10 @@ const USED: u64 = 0x3_0000;
 const BUFFERS: u64 = 0x4_0000;
 /// Bytes from the table and rings of one queue to those of the next.
 const QUEUE: u64 = 0x1000;
-/// Number of queues used of each device (disk, random numbers, network card, console, sockets, ports): the
-/// third queue of the sockets has no requests.
-const USED_QUEUES: [usize; DEVICES] = [1, 1, 2, 2, 2, 6];
-const DEVICES: usize = 6;
+/// Number of queues of each device: disk, random numbers, network card, console, ports.
+const DEVICE_QUEUES: [usize; DEVICES] = [1, 1, 2, 2, 6];
+const DEVICES: usize = 5;
 const QUEUES: usize = 6;
-/// The guest's context id, and programs of the host that talk to it at once.
-const CID: u32 = 3;
-const PROGRAMS: usize = 4;
 
 #[derive(Debug, Arbitrary)]
 enum DriverStep {
@@ -70,11 +64,6 @@ enum DriverStep {
     /// Something comes over the network: a frame of this length, or bytes as they are.
     Frame(u16),
     Cable([u8; 4]),
-    /// The header of a packet between two ports: operation, the guest's port, the host's, flags, bytes, and
-    /// the sender's credit: room and bytes taken.
-    Packet(u8, bool, bool, u8, u16, u32, u32),
-    /// A program of the host connects, writes, reads or ends.
-    Program(u8, u16),
     /// Lets the devices work.
     Serve,
 }
@@ -90,7 +79,7 @@ impl QueuePlace {
 
     /// Returns the queue's index.
     fn queue(self) -> usize {
-        usize::from(self.1) % USED_QUEUES[self.device()]
+        usize::from(self.1) % DEVICE_QUEUES[self.device()]
     }
 
     /// Returns the address of a table or ring of the queue.
@@ -147,10 +136,6 @@ struct GuestDriver {
     room: Arc<[AtomicUsize; OUTPUT_PORTS]>,
     memory: GuestMemoryMmap,
     cable: UnixStream,
-    /// Path of the socket at which programs connect to the guest.
-    sockets: PathBuf,
-    programs: Vec<UnixStream>,
-    listener: UnixListener,
     next: [[u16; QUEUES]; DEVICES],
 }
 
@@ -181,7 +166,7 @@ impl GuestDriver {
             self.register(place, offset, bytes);
         }
         self.register(place, 0x14, &[0x0b]);
-        for queue in (0..6u8).map(|queue| QueuePlace(place.0, queue)).take(USED_QUEUES[place.device()]) {
+        for queue in (0..6u8).map(|queue| QueuePlace(place.0, queue)).take(DEVICE_QUEUES[place.device()]) {
             let index = u16::try_from(queue.queue()).unwrap_or(0);
             self.register(place, 0x16, &index.to_le_bytes());
             self.register(place, 0x18, &16u16.to_le_bytes());
@@ -208,32 +193,6 @@ impl GuestDriver {
     fn cable(&mut self, bytes: &[u8]) {
         let _ = self.cable.write(bytes);
         self.hardware.serve();
-    }
-
-    fn program(&mut self, act: u8, length: u16) -> Option<()> {
-        match act % 5 {
-            0 | 1 if self.programs.len() == PROGRAMS => {}
-            0 => {
-                let mut program = UnixStream::connect(&self.sockets).ok()?;
-                program.set_nonblocking(true).ok()?;
-                program.write_all(b"CONNECT 1\n").ok()?;
-                self.programs.push(program);
-            }
-            1 => {
-                let (program, _) = self.listener.accept().ok()?;
-                program.set_nonblocking(true).ok()?;
-                self.programs.push(program);
-            }
-            2 => drop(self.programs.pop()),
-            3 => {
-                // What finds no room is lost.
-                let _ = self.programs.last_mut()?.write(&vec![0x5a; usize::from(length)]);
-            }
-            _ => {
-                let _ = self.programs.last_mut()?.read(&mut vec![0; usize::from(length)]);
-            }
-        }
-        Some(())
     }
 
     fn step(&mut self, step: &DriverStep) {
@@ -278,7 +237,7 @@ impl GuestDriver {
                 self.hardware.read_memory(u64::from(*offset), &mut bytes);
             }
             DriverStep::Config(device, register, value, choice) => {
-                self.config(device % 8, *register, &width(value.to_le_bytes(), *choice));
+                self.config(device % 7, *register, &width(value.to_le_bytes(), *choice));
             }
             DriverStep::Port(port, value, choice) => {
                 let bytes = width(value.to_le_bytes(), *choice);
@@ -291,26 +250,6 @@ impl GuestDriver {
                 self.cable(&bytes);
             }
             DriverStep::Cable(bytes) => self.cable(bytes),
-            DriverStep::Packet(op, guest, host, flags, len, buf_alloc, fwd_cnt) => {
-                let header = Header {
-                    src_cid: CID.into(),
-                    dst_cid: 2,
-                    src_port: u32::from(*guest),
-                    dst_port: u32::from(*host),
-                    len: (*len).into(),
-                    kind: 1,
-                    op: (*op).into(),
-                    flags: (*flags).into(),
-                    buf_alloc: *buf_alloc,
-                    fwd_cnt: *fwd_cnt,
-                };
-                self.put(BUFFERS, &header.to_bytes());
-            }
-            DriverStep::Program(act, length) => {
-                // What a program can't do does not happen.
-                let _ = self.program(*act, *length);
-                self.hardware.serve();
-            }
             DriverStep::Serve => self.hardware.serve(),
         }
     }
@@ -332,31 +271,18 @@ pub fn test_one_input(bytes: &[u8]) {
     let (Ok(()), Ok(backend)) = (cable.set_nonblocking(true), Stream::new(ours)) else { return };
     let network = Network { mac: [2, 0, 0, 0, 0, 1], backend: Box::new(backend) };
     let disk = Disk { file: file.into(), mode };
-    let Ok(directory) = tempfile::tempdir() else { return };
-    let path = directory.path().join("s");
-    let (Ok(programs), Ok(listener)) =
-        (UnixListener::bind(&path), UnixListener::bind(directory.path().join("s_1")))
-    else {
-        return;
-    };
-    let (Ok(()), Ok(sockets)) = (listener.set_nonblocking(true), Sockets::new(programs, &path, CID)) else {
-        return;
-    };
-    let vsock = Vsock { cid: CID, backend: Box::new(sockets) };
     let Ok((event, _other)) = UnixStream::pair() else { return };
     let room = Arc::new([const { AtomicUsize::new(0) }; OUTPUT_PORTS]);
     let reader = RoomyReader { room: Arc::clone(&room), event };
     let ports = OutputPorts { names: ["first", "second"], reader: Box::new(reader) };
-    let Some(hardware) = Hardware::new(disk, network, vsock, ports, &memory) else { return };
-    let next = [[0; QUEUES]; DEVICES];
-    let mut driver =
-        GuestDriver { hardware, room, memory, cable, sockets: path, programs: Vec::new(), listener, next };
+    let Some(hardware) = Hardware::new(disk, network, ports, &memory) else { return };
+    let mut driver = GuestDriver { hardware, room, memory, cable, next: [[0; QUEUES]; DEVICES] };
     for step in steps.iter().take(STEPS) {
         driver.step(step);
     }
     assert_eq!(File::metadata(&view).map(|meta| meta.len()).ok(), Some(DISK), "a disk keeps its size");
     // Whatever was done, a reset makes devices that work.
-    for device in 0..6 {
+    for device in 0..5 {
         driver.register(QueuePlace(device, 0), 0x14, &[0]);
         driver.hardware.serve();
     }

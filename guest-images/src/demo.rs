@@ -37,7 +37,7 @@ const NEEDED_MODULES: &[&str] = &["virtio_pci", "virtio_blk", "ext4"];
 const USEFUL_MODULES: &[&str] = &["crc32c_generic", "virtio_rng", "virtio_console"];
 
 /// Modules on the disk that the user can load: `insmod` on each line of [`MORE_MODULES_ORDER`].
-const MORE_MODULES: &[&str] = &["virtio_net", "virtio_balloon", "vmw_vsock_virtio_transport"];
+const MORE_MODULES: &[&str] = &["virtio_net", "virtio_balloon"];
 /// Directory of [`MORE_MODULES`].
 const MORE_MODULES_DIRECTORY: &str = "usr/lib/modules/more";
 /// List of [`MORE_MODULES`], each after its dependencies.

@@ -148,8 +148,8 @@ const LEFT_OUT: &[&str] = &[
     "--exclude=*/config",
     "--exclude=*/modules.builtin.modinfo",
     "--exclude=*/modules.order",
-    // Of net, core and vmw_vsock stay; of its drivers, those outside of subdirectories, like virtio_net.
-    "--exclude=*/kernel/net/[!cv]*",
+    // Of net, core stays; of its drivers, those outside of subdirectories, like virtio_net.
+    "--exclude=*/kernel/net/[!c]*",
     "--exclude=*/kernel/net/c[!o]*",
     "--exclude=*/kernel/drivers/net/*/*",
     "--exclude=*/kernel/sound",

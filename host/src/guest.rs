@@ -17,9 +17,7 @@ use text::message::{Reason, Shown};
 use tokio::io::Interest;
 use tokio::io::unix::AsyncFd;
 use tokio::time::{Instant, MissedTickBehavior, interval, sleep_until};
-use vmm::{
-    Console, Disk, Extra, Machine, MachineEnd, Network, OutputPorts, StartError, VmConfig, Vsock, WaitError,
-};
+use vmm::{Console, Disk, Extra, Machine, MachineEnd, Network, OutputPorts, StartError, VmConfig, WaitError};
 
 use crate::link::{ConsoleWriter, Link, Phase};
 use crate::output;
@@ -82,8 +80,6 @@ pub struct Connected {
     pub kvm: OwnedFd,
     /// Its network card.
     pub network: Option<Network>,
-    /// Its virtio-vsock device.
-    pub vsock: Option<Vsock>,
 }
 
 /// Boots the guest, samples it into `sink`, and returns when it has ended. `disks` are the open files of the
@@ -209,7 +205,6 @@ fn machine_config(
         extra: Extra {
             network: connected.network,
             console: machine.virtio_console.then(|| Console(Box::new(console))),
-            vsock: connected.vsock,
             ports,
         },
     }

@@ -36,7 +36,6 @@ pub mod spec;
 mod stage;
 pub mod systemd;
 mod tcg;
-pub mod vsock;
 
 pub use attached::AttachedError;
 pub use choice::HostError;
@@ -48,4 +47,3 @@ pub use portable::PortableError;
 pub use process::{ForkedChild, fork_child};
 pub use reader::ReaderError;
 pub use stage::Stage;
-pub use vsock::VsockError;

@@ -58,8 +58,6 @@ pub struct MachineSpec {
     pub disks: Vec<DiskSpec>,
     /// The guest's network card.
     pub network: Option<NetworkSpec>,
-    /// Context id of the guest's virtio-vsock device.
-    pub vsock_cid: Option<u32>,
     /// The guest's console is a virtio-console.
     pub virtio_console: bool,
     /// The guest has ports for the output of a command.

@@ -8,7 +8,6 @@ use std::os::fd::{BorrowedFd, OwnedFd};
 use serde::{Deserialize, Serialize};
 
 use crate::net::Backend;
-use crate::vsock;
 
 /// Everything that [`crate::Machine::start`] needs to know.
 #[derive(Debug)]
@@ -73,8 +72,6 @@ pub struct Extra {
     pub network: Option<Network>,
     /// A virtio-console (`hvc0`), with what gets every byte that the guest writes to it.
     pub console: Option<Console>,
-    /// A virtio-vsock device.
-    pub vsock: Option<Vsock>,
     /// Ports for the output of a command.
     pub ports: Option<OutputPorts>,
 }
@@ -108,15 +105,6 @@ pub trait PortReader: Send + fmt::Debug {
 
     /// Makes the descriptor unreadable again. Room is checked afterwards.
     fn acknowledge(&mut self);
-}
-
-/// A virtio-vsock device.
-#[derive(Debug)]
-pub struct Vsock {
-    /// The guest's context id: 3 or more, and not 2^32 - 1 (VIRTIO 1.2, 5.10.4).
-    pub cid: u32,
-    /// Connection to the host's programs.
-    pub backend: Box<dyn vsock::Backend>,
 }
 
 /// A network card.

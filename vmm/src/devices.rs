@@ -27,12 +27,11 @@ use crate::virtio::net::Net;
 use crate::virtio::ports::Ports;
 use crate::virtio::rng::Rng;
 use crate::virtio::transport::{BAR_SIZE, Doorbells, VirtioPci};
-use crate::virtio::vsock::Vsock;
 use crate::virtio::worker::Worker;
 use crate::virtio::{Interrupts, VirtioDevice};
 
 /// Most disks: every slot but those of the host bridge and of the devices below.
-pub(crate) const MOST_DISKS: usize = PciBus::ROOM - 5;
+pub(crate) const MOST_DISKS: usize = PciBus::ROOM - 4;
 
 /// KVM as what carries interrupts and doorbells.
 #[derive(Debug)]
@@ -104,9 +103,6 @@ impl Devices {
         if let Some(output) = extra.console {
             let input = input.insert(Input::new().map_err(StartError::host("an event descriptor"))?);
             list.push(("console".to_owned(), Box::new(console::Console::new(output, Arc::clone(input)))));
-        }
-        if let Some(vsock) = extra.vsock {
-            list.push(("vsock".to_owned(), Box::new(Vsock::new(vsock))));
         }
         if let Some(ports) = extra.ports {
             list.push(("ports".to_owned(), Box::new(Ports::new(ports))));

@@ -21,7 +21,6 @@ use crate::virtio::net::Net;
 use crate::virtio::ports::Ports;
 use crate::virtio::rng::Rng;
 use crate::virtio::transport::{BAR_SIZE, Doorbells, VirtioPci};
-use crate::virtio::vsock::Vsock;
 use crate::virtio::worker::{Queues, Worker};
 use crate::virtio::{Interrupts, VirtioDevice};
 
@@ -40,8 +39,8 @@ impl Doorbells for Unwired {
     fn detach(&self, _: u64, _: &EventFd) {}
 }
 
-/// All devices of a machine with one disk, a network card, a virtio-console, sockets and ports, as its vCPUs
-/// reach them.
+/// All devices of a machine with one disk, a network card, a virtio-console and ports, as its vCPUs reach
+/// them.
 #[derive(Debug)]
 pub struct Hardware {
     bus: Bus,
@@ -53,7 +52,6 @@ impl Hardware {
     pub fn new(
         disk: Disk,
         network: Network,
-        vsock: config::Vsock,
         ports: config::OutputPorts,
         memory: &GuestMemoryMmap,
     ) -> Option<Self> {
@@ -63,12 +61,11 @@ impl Hardware {
         let input = Input::new().ok()?;
         input.put(b"typed");
         let console = console::Console::new(Console(Box::new(std::io::sink())), input);
-        let devices: [Box<dyn VirtioDevice>; 6] = [
+        let devices: [Box<dyn VirtioDevice>; 5] = [
             Box::new(Block::new(0, disk).ok()?),
             Box::new(Rng),
             Box::new(Net::new(network)),
             Box::new(console),
-            Box::new(Vsock::new(vsock)),
             Box::new(Ports::new(ports)),
         ];
         for device in devices {

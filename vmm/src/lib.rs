@@ -6,7 +6,7 @@
 //! - memory with a hole below 4 GiB, page tables, the kernel, its initrd and command line,
 //! - ACPI tables for a hardware-reduced platform,
 //! - COM1, and on a PCI bus virtio disks, a random number generator and, if configured, a network card, a
-//!   console and sockets,
+//!   console and ports,
 //! - vCPUs, each on its own thread with a timer that ticks its observer.
 //!
 //! [`observer`] is also the interface to profilers of foreign vCPUs, of other VMMs.
@@ -46,14 +46,13 @@ mod resident;
 mod serial;
 mod vcpu;
 mod virtio;
-pub mod vsock;
 pub mod x86;
 
 pub use boot::{check_command_line, check_kernel, longest_command_line};
 pub use clock::monotonic_ns;
 pub use config::{
     Console, CpuFeatures, Disk, DiskFile, DiskFormat, DiskMode, Extra, FLAT_ENTRY, Network, OUTPUT_PORTS,
-    OutputPorts, Payload, PortReader, VmConfig, Vsock,
+    OutputPorts, Payload, PortReader, VmConfig,
 };
 pub use counters::{CounterSum, Counters};
 pub use end::{MachineEnd, TRIPLE_FAULT};

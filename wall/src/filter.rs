@@ -29,7 +29,7 @@ pub enum ThreadKind {
     Vcpu,
     /// Serves a disk.
     Disk,
-    /// Serves another device: network card, console, random numbers, sockets. In a process that has started
+    /// Serves another device: network card, console, random numbers, ports. In a process that has started
     /// its VMM: reads what a serial port or the monitor sends.
     Device,
     /// Reads the guest for the profile: collector, finder, namer, task scanner.
@@ -151,9 +151,6 @@ const DEVICE: &[i64] = &[
     libc::SYS_recvmsg,
     libc::SYS_sendmsg,
     libc::SYS_shutdown,
-    libc::SYS_epoll_wait,
-    libc::SYS_epoll_pwait,
-    libc::SYS_epoll_ctl,
     libc::SYS_fstat,
 ];
 
@@ -174,6 +171,9 @@ const SAMPLER: &[i64] = &[
 const PROCESS: &[i64] = &[
     libc::SYS_eventfd2,
     libc::SYS_epoll_create1,
+    libc::SYS_epoll_wait,
+    libc::SYS_epoll_pwait,
+    libc::SYS_epoll_ctl,
     libc::SYS_timer_create,
     libc::SYS_timer_settime,
     libc::SYS_timer_delete,

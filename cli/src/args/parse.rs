@@ -1,7 +1,6 @@
 //! Values of options: sizes, times, rates, spans.
 
 use std::ops::RangeInclusive;
-use std::path::PathBuf;
 use std::time::Duration;
 
 use clap::builder::{PossibleValue, PossibleValuesParser, TypedValueParser};
@@ -145,33 +144,6 @@ fn parse_mac(text: &str) -> Result<[u8; 6], ValueError> {
         [first, ..] if first & 1 == 1 => Err(ValueError::GroupMac(text.to_owned())),
         _ => Ok(bytes),
     }
-}
-
-/// Sockets of the guest (`--vsock`).
-#[derive(Debug, Clone, PartialEq, Eq)]
-pub struct VsockChoice {
-    /// The socket of programs that connect to the guest.
-    pub path: PathBuf,
-    /// The guest's context id.
-    pub cid: u32,
-}
-
-/// Parses `PATH`, with an optional `,cid=N` after it.
-pub fn parse_vsock(text: &str) -> Result<VsockChoice, ValueError> {
-    let (path, cid) = match text.rsplit_once(",cid=") {
-        Some((path, cid)) => (path, parse_cid(cid)?),
-        None => (text, 3),
-    };
-    if path.is_empty() {
-        return Err(ValueError::Form("PATH or PATH,cid=3"));
-    }
-    Ok(VsockChoice { path: path.into(), cid })
-}
-
-/// Parses a context id of a guest. The first three and the last are reserved (VIRTIO 1.2, 5.10.4).
-fn parse_cid(text: &str) -> Result<u32, ValueError> {
-    let cid = text.parse().ok().filter(|cid| (3..u32::MAX).contains(cid));
-    cid.ok_or(ValueError::OutOfRange("3 to 4294967294"))
 }
 
 fn hex_byte(text: &str) -> Option<u8> {
@@ -374,16 +346,6 @@ pub fn trip_parser(text: &str) -> Result<String, &'static str> {
 #[cfg(test)]
 mod tests {
     use super::*;
-
-    #[test]
-    fn sockets_are_read() {
-        let vsock = |path: &str, cid| Ok(VsockChoice { path: path.into(), cid });
-        assert_eq!(parse_vsock("/run/vm.sock"), vsock("/run/vm.sock", 3));
-        assert_eq!(parse_vsock("a,b,cid=9,cid=4294967294"), vsock("a,b,cid=9", u32::MAX - 1));
-        for wrong in ["", ",cid=3", "s,cid=", "s,cid=2", "s,cid=4294967295", "s,cid=x", "s,cid=3,"] {
-            assert!(parse_vsock(wrong).is_err(), "{wrong}");
-        }
-    }
 
     #[test]
     fn networks_are_read() {

@@ -13,8 +13,7 @@ use text::parse::positive_time;
 use wall::SyscallPolicy;
 
 use super::parse::{
-    NetworkChoice, VsockChoice, format_parser, host_parser, parse_memory, parse_network, parse_vsock,
-    policy_parser, trip_parser,
+    NetworkChoice, format_parser, host_parser, parse_memory, parse_network, policy_parser, trip_parser,
 };
 use super::{RecordingArgs, TEMPLATE};
 
@@ -126,18 +125,6 @@ pub struct RunArgs {
     /// sets the card's address
     #[arg(long, value_name = "NETWORK", value_parser = parse_network, help_heading = "Guest")]
     pub net: Option<NetworkChoice>,
-
-    /// Connect sockets of the guest (AF_VSOCK) with Unix sockets of this host. To reach the guest's port
-    /// PORT, a program connects to PATH and writes `CONNECT PORT`. The guest's connections to port PORT of
-    /// context id 2 go to PATH_PORT. The guest's own context id is 3; `,cid=N` sets it
-    #[arg(
-        long,
-        value_name = "PATH",
-        value_parser = parse_vsock,
-        value_hint = clap::ValueHint::FilePath,
-        help_heading = "Guest"
-    )]
-    pub vsock: Option<VsockChoice>,
 
     /// Output of the guest's console: `-` (standard output, with keys from the terminal), `none`, or a FILE.
     /// Default: `-` with a command, else `none`. Under systemd a command needs no console, so the default is

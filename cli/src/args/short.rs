@@ -5,7 +5,7 @@ use clap::{Arg, Command};
 /// Commands with so many options that `-h` leaves some out.
 const LARGE: [&str; 3] = ["attach", "boot", "run"];
 /// Their options for special cases, which only `--help` lists.
-const RARE: [&str; 27] = [
+const RARE: [&str; 26] = [
     "append",
     "clock",
     "console_device",
@@ -32,7 +32,6 @@ const RARE: [&str; 27] = [
     "until_precision",
     "verbose",
     "vm_number",
-    "vsock",
 ];
 
 /// Makes the help that `-h` prints short: each text in its first sentence, without special options and notes.

@@ -21,7 +21,6 @@ use host::portable::{memory, outer};
 use host::reader::{self, BootFiles, BootMemory, LoadedBoot};
 use host::spec::{self, DiskSpec, GuestEnd, MachineSpec, Outcome, RunSpec};
 use host::systemd::{self, GuestCommand};
-use host::vsock::Listening;
 use images::contents::ImageFormat;
 use images::{self, ImageError, NamedFile};
 use profile::store::CreateError;
@@ -110,7 +109,6 @@ fn refuse_without_kvm(args: &RunArgs) -> Result<(), Error> {
     let given = [
         ("--exact", args.exact, "its probes need KVM"),
         ("--trip", !args.trip.is_empty(), "its probes need KVM"),
-        ("--vsock", args.vsock.is_some(), "its device needs KVM"),
         ("--huge-pages", args.huge_pages, "the guest's memory is QEMU's"),
         (
             "--console-device virtio",
@@ -130,8 +128,6 @@ struct RunPlan {
     payload: BootMemory,
     /// Files of the disks, open and locked for the whole run.
     disks: Vec<File>,
-    /// Listening sockets, for the whole run.
-    vsock: Option<Listening>,
     /// Sentence about the kernel that is booted from a disk, and why.
     choice: Option<String>,
     /// Length of the longest command line that the kernel takes, bytes.
@@ -152,8 +148,6 @@ impl RunPlan {
         }
         let LoadedBoot { facts, payload } = loaded;
         let (disks, files) = files.disks(args, facts.is_disk)?;
-        let vsock =
-            args.vsock.as_ref().map(|choice| Listening::open(choice.path.clone(), choice.cid)).transpose()?;
         let unit = command.as_ref().map(GuestCommand::cmdline);
         let appended: Vec<&str> = unit.as_deref().into_iter().chain(args.append.as_deref()).collect();
         let cmdline = cmdline(facts.words.as_deref(), args.console_device, Some(&appended.join(" ")));
@@ -167,7 +161,6 @@ impl RunPlan {
                 cmdline,
                 disks,
                 network,
-                vsock_cid: vsock.as_ref().map(Listening::cid),
                 virtio_console: args.console_device == ConsoleDevice::Virtio,
                 output_ports: command.is_some() || (facts.takes_command && !takes_console(args)),
             },
@@ -184,7 +177,7 @@ impl RunPlan {
             meta: meta(args, &facts.origin).into_iter().chain(until).collect(),
         };
         let (choice, longest_command_line) = (facts.sentence, facts.longest_command_line);
-        Ok(Self { spec, payload, disks: files, vsock, choice, longest_command_line })
+        Ok(Self { spec, payload, disks: files, choice, longest_command_line })
     }
 
     /// Warnings about disks whose names say raw and whose first bytes say qcow2.
@@ -414,7 +407,7 @@ async fn start(
     link: Link,
     tables: live::SharedTables,
 ) -> Result<Outcome, Error> {
-    let RunPlan { mut spec, payload, disks, vsock, choice: _, longest_command_line: _ } = plan;
+    let RunPlan { mut spec, payload, disks, choice: _, longest_command_line: _ } = plan;
     spec.meta.push(("host".to_owned(), chosen.name().to_owned()));
     spec.meta.push(("host_reason".to_owned(), chosen.why.clone()));
     let create = |force| -> Result<Box<dyn Sink>, CreateError> {
@@ -423,7 +416,7 @@ async fn start(
         let writer = args.recording.create(force)?;
         Ok(Box::new(live::LiveSink::new(Box::new(writer), tables.clone())))
     };
-    let wishes = half::Wishes { disks, payload, vsock: vsock.as_ref() };
+    let wishes = half::Wishes { disks, payload };
     match &chosen.host {
         Host::Portable(setup) => {
             let open_sink = |restarts| create(args.recording.force || restarts > 0);

@@ -9,8 +9,6 @@ use std::time::Duration;
 use images::BootPayload;
 use nix::fcntl::{FcntlArg, FdFlag, fcntl};
 use profile::Sink;
-use vmm::Vsock;
-use vmm::vsock::Relay;
 use wall::{AttachedWall, WallConfig};
 
 use super::{CableFd, Descriptors, HalfJob, Hypervisor};
@@ -114,17 +112,13 @@ impl WalledGuest {
         run: &mut RunSpec,
         directory: PathBuf,
     ) -> Result<Self, ChildError> {
-        let InheritedFiles { kernel, initrd, disks, cable, vsock, report } = files;
+        let InheritedFiles { kernel, initrd, disks, cable, report } = files;
         let standing = wall::enter(WallConfig { policy: run.policy, directory, report })?;
         run.meta.push(("wall".to_owned(), standing.words()));
         let payload = BootPayload { kernel: read_all(kernel)?, initrd: initrd.map(read_all).transpose()? };
         let end = cable.map(CardEnd::try_from).transpose()?;
         let network = run.machine.network.as_ref().zip(end).map(|(spec, end)| spec.card(end));
-        let vsock = match (run.machine.vsock_cid, vsock) {
-            (Some(cid), Some(stream)) => Some(Vsock { cid, backend: Box::new(Relay::new(stream)?) }),
-            _ => None,
-        };
-        Ok(Self::Kvm { disks, connected: Connected { kvm, network, vsock }, payload })
+        Ok(Self::Kvm { disks, connected: Connected { kvm, network }, payload })
     }
 
     /// Starts QEMU, and raises the wall of a process that reads it.
@@ -134,7 +128,7 @@ impl WalledGuest {
         run: &mut RunSpec,
         directory: &Path,
     ) -> Result<Self, ChildError> {
-        let InheritedFiles { kernel, initrd, disks, cable, vsock: _, report } = files;
+        let InheritedFiles { kernel, initrd, disks, cable, report } = files;
         let started =
             StartedQemu::start(qemu, run, EmulatedFiles { kernel, initrd, disks, cable }, directory).await?;
         let (policy, reach) = (run.policy, started.reach());
@@ -159,7 +153,6 @@ struct InheritedFiles {
     initrd: Option<File>,
     disks: Vec<File>,
     cable: Option<Cable>,
-    vsock: Option<File>,
     report: OwnedFd,
 }
 
@@ -185,7 +178,6 @@ impl InheritedFiles {
             initrd: numbers.initrd.map(own).transpose()?,
             disks: numbers.disks.iter().map(|number| own(*number)).collect::<Result<_, _>>()?,
             cable: numbers.cable.map(cable).transpose()?,
-            vsock: numbers.vsock.map(own).transpose()?,
             report: own(numbers.report)?.into(),
         })
     }

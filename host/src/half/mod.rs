@@ -64,8 +64,6 @@ pub struct Descriptors {
     pub disks: Vec<RawFd>,
     /// The cable of the guest's card.
     pub cable: Option<CableFd>,
-    /// The stream to the sockets of the guest's virtio-vsock device.
-    pub vsock: Option<RawFd>,
     /// The pipe for the report of a refused system call.
     pub report: RawFd,
 }
@@ -84,7 +82,7 @@ pub enum CableFd {
 impl HalfJob {
     /// Returns the numbers of all descriptors.
     fn inherited(&self) -> Vec<RawFd> {
-        let Descriptors { kernel, initrd, disks, cable, vsock, report } = &self.descriptors;
+        let Descriptors { kernel, initrd, disks, cable, report } = &self.descriptors;
         let cable = cable.map(|cable| match cable {
             CableFd::Tap(fd) | CableFd::Stream(fd) | CableFd::Interface(fd) => fd,
         });
@@ -92,7 +90,7 @@ impl HalfJob {
             Hypervisor::Kvm(kvm) => Some(kvm),
             Hypervisor::Qemu(_) => None,
         };
-        let optional = [kvm, *initrd, cable, *vsock].into_iter().flatten();
+        let optional = [kvm, *initrd, cable].into_iter().flatten();
         [*kernel, *report].into_iter().chain(optional).chain(disks.iter().copied()).collect()
     }
 }

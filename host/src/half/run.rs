@@ -21,7 +21,6 @@ use crate::reader::BootMemory;
 use crate::relay::{Relay, RelayEnd, RunStage};
 use crate::spec::{Outcome, RunSpec};
 use crate::stage::Stage;
-use crate::vsock::{Listening, Serving, VsockError};
 
 /// Reason why a guest half could not run its guest to the end.
 #[derive(Debug, thiserror::Error)]
@@ -40,9 +39,6 @@ pub enum HalfError {
     /// The guest has no network.
     #[error(transparent)]
     Network(#[from] NetworkError),
-    /// The guest has no sockets.
-    #[error(transparent)]
-    Vsock(#[from] VsockError),
     /// The run was ended before there was anything to profile.
     #[error("stopped before the guest ran: there is no profile")]
     Stopped,
@@ -72,7 +68,7 @@ impl HalfError {
     pub fn stage(&self) -> Stage {
         match self {
             Self::Kvm(_) => Stage::Hypervisor,
-            Self::Start { .. } | Self::Vsock(_) | Self::Stopped => Stage::BeforeGuest,
+            Self::Start { .. } | Self::Stopped => Stage::BeforeGuest,
             Self::Ended { before_guest: true, .. } => Stage::BeforeGuest,
             Self::Inside { stage, .. } => *stage,
             Self::Network(_) | Self::Ended { .. } | Self::Protocol(_) => Stage::Guest,
@@ -86,13 +82,11 @@ fn start(action: &'static str) -> impl Fn(io::Error) -> HalfError {
 
 /// Parts of a run that its spec does not have.
 #[derive(Debug)]
-pub struct Wishes<'a> {
+pub struct Wishes {
     /// Open files of the spec's disks.
     pub disks: Vec<File>,
     /// Kernel and initrd.
     pub payload: BootMemory,
-    /// The guest's sockets.
-    pub vsock: Option<&'a Listening>,
 }
 
 /// Runs the guest in a separate process, and writes its rows to what `open_sink` returns. With `qemu` its
@@ -103,11 +97,11 @@ pub struct Wishes<'a> {
 pub async fn run<E: From<HalfError>>(
     qemu: Option<&Qemu>,
     spec: &RunSpec,
-    wishes: Wishes<'_>,
+    wishes: Wishes,
     mut link: Link,
     open_sink: impl FnOnce() -> Result<Box<dyn Sink>, E>,
 ) -> Result<Outcome, E> {
-    let Wishes { disks, payload, vsock } = wishes;
+    let Wishes { disks, payload } = wishes;
     let hypervisor = match qemu {
         Some(qemu) => OpenHypervisor::Qemu(qemu.clone()),
         None => OpenHypervisor::Kvm(vmm::kvm_check::open_descriptor().map_err(HalfError::from)?),
@@ -115,7 +109,7 @@ pub async fn run<E: From<HalfError>>(
     let network = spec.machine.network.as_ref().map(Plugged::open).transpose().map_err(HalfError::from)?;
     let sink = open_sink()?;
     link.phase.send_replace(Phase::Preparing("starting the guest's process".to_owned()));
-    let parts = Parts { hypervisor, network, payload, disks, vsock };
+    let parts = Parts { hypervisor, network, payload, disks };
     Ok(talk(spec, parts, &mut link, sink).await?)
 }
 
@@ -124,21 +118,20 @@ enum OpenHypervisor {
     Qemu(Qemu),
 }
 
-struct Parts<'a> {
+struct Parts {
     hypervisor: OpenHypervisor,
     network: Option<Plugged>,
     payload: BootMemory,
     disks: Vec<File>,
-    vsock: Option<&'a Listening>,
 }
 
 async fn talk(
     spec: &RunSpec,
-    parts: Parts<'_>,
+    parts: Parts,
     link: &mut Link,
     sink: Box<dyn Sink>,
 ) -> Result<Outcome, HalfError> {
-    let Parts { hypervisor, network, payload, disks, vsock } = parts;
+    let Parts { hypervisor, network, payload, disks } = parts;
     let failed = start("start the guest's process");
     let (ours, theirs) = std::os::unix::net::UnixStream::pair().map_err(&failed)?;
     ours.set_nonblocking(true).map_err(&failed)?;
@@ -146,11 +139,6 @@ async fn talk(
     let (half, report) = HalfProcess::new().map_err(&failed)?;
     let BootMemory { kernel, initrd } = payload;
     let cable = network.as_ref().map(Plugged::cable).transpose().map_err(start("pass the network on"))?;
-    let (serving, stream) = vsock.map(Listening::serve).transpose()?.unzip();
-    let stream = stream.map(std::os::unix::net::UnixStream::from);
-    if let Some(stream) = &stream {
-        stream.set_nonblocking(true).map_err(start("pass the guest's sockets on"))?;
-    }
     let job = HalfJob {
         run: spec.clone(),
         hypervisor: match &hypervisor {
@@ -162,7 +150,6 @@ async fn talk(
             initrd: initrd.as_ref().map(AsRawFd::as_raw_fd),
             disks: disks.iter().map(AsRawFd::as_raw_fd).collect(),
             cable: cable.as_ref().map(Cable::number),
-            vsock: stream.as_ref().map(AsRawFd::as_raw_fd),
             report: report.as_raw_fd(),
         },
         sync_disks: false,
@@ -171,7 +158,7 @@ async fn talk(
     let mut command = tokio::process::Command::from(command);
     let mut child = command.kill_on_drop(true).spawn().map_err(&failed)?;
     // The process has its own copies. Its end is noticed by the closed connection and pipe.
-    drop((command, job_file, report, hypervisor, kernel, initrd, cable, stream));
+    drop((command, job_file, report, hypervisor, kernel, initrd, cable));
     let mut relay = Relay::new(sink, Batch::default(), None);
     let (process, stop) = (child.id(), link.stop.clone());
     let result = continued(process, stop, relay.talk(connection, link)).await;
@@ -182,13 +169,8 @@ async fn talk(
     let status = child.wait().await.map_err(start("wait for the guest's process"))?;
     // The disks are locked until the process has ended.
     drop(disks);
-    for (key, failure) in [
-        ("network_failure", network.and_then(Plugged::into_passt).and_then(Passt::failure)),
-        ("vsock_failure", serving.and_then(Serving::end)),
-    ] {
-        if let Some(text) = failure {
-            relay.write(&Batch { meta: vec![(key.to_owned(), text)], ..Batch::default() });
-        }
+    if let Some(text) = network.and_then(Plugged::into_passt).and_then(Passt::failure) {
+        relay.write(&Batch { meta: vec![("network_failure".to_owned(), text)], ..Batch::default() });
     }
     let before_guest = relay.facts().stage < RunStage::Guest;
     let sink_error = relay.finish();

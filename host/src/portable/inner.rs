@@ -7,7 +7,6 @@
 use std::fs::{File, OpenOptions};
 use std::io::{self, Write};
 use std::os::fd::{AsFd, AsRawFd};
-use std::os::unix::fs::OpenOptionsExt;
 use std::path::{Path, PathBuf};
 use std::process::ExitStatus;
 use std::time::{Duration, Instant};
@@ -20,7 +19,7 @@ use nix::sys::reboot::{RebootMode, reboot};
 
 use crate::half::{Descriptors, HalfJob, HalfProcess, Hypervisor};
 use crate::network::{Cable, NetworkError, NetworkKind, NetworkSpec, Plugged};
-use crate::protocol::portable::{INITRD_FILE, JOB_FILE, KERNEL_FILE, MODULE_ORDER, PORT, VSOCK_PORT};
+use crate::protocol::portable::{INITRD_FILE, JOB_FILE, KERNEL_FILE, MODULE_ORDER, PORT};
 use crate::protocol::{FromHost, Job, encode};
 use crate::stage::Stage;
 
@@ -72,8 +71,8 @@ enum InnerError {
     #[error("can't load {}: {}", .module.display(), .source.desc())]
     Module { module: PathBuf, source: Errno },
     /// QEMU gave this host no such port.
-    #[error("no virtio-serial port named {0}")]
-    NoPort(&'static str),
+    #[error("no virtio-serial port named {PORT}")]
+    NoPort,
     /// A device is missing.
     #[error("{} did not appear in the portable host", .0.display())]
     Absent(PathBuf),
@@ -142,7 +141,6 @@ fn job(port: &Port, modules: Vec<PathBuf>) -> Result<(), InnerError> {
     let initrd = job.has_initrd.then(|| take_file(INITRD_FILE)).transpose()?;
     let network = machine.network.as_ref().map(plug_in).transpose()?;
     let cable = network.as_ref().map(Plugged::cable).transpose()?;
-    let vsock = machine.vsock_cid.map(|_| vsock_port()).transpose()?;
     let disks = machine.disks.iter().map(|disk| disk.open()).collect::<Result<Vec<_>, _>>()?;
     let (half, report) = HalfProcess::new()?;
     let job = HalfJob {
@@ -152,7 +150,6 @@ fn job(port: &Port, modules: Vec<PathBuf>) -> Result<(), InnerError> {
             initrd: initrd.as_ref().map(AsRawFd::as_raw_fd),
             disks: disks.iter().map(AsRawFd::as_raw_fd).collect(),
             cable: cable.as_ref().map(Cable::number),
-            vsock: vsock.as_ref().map(AsRawFd::as_raw_fd),
             report: report.as_raw_fd(),
         },
         run: job.run,
@@ -184,13 +181,6 @@ fn plug_in(network: &NetworkSpec) -> Result<Plugged, InnerError> {
     Ok(Plugged::open(network)?)
 }
 
-/// Opens the port to the guest's sockets, which the outer half has.
-fn vsock_port() -> Result<File, InnerError> {
-    let device = wait_for_port(VSOCK_PORT)?;
-    let port = OpenOptions::new().read(true).write(true).custom_flags(libc::O_NONBLOCK).open(&device);
-    port.map_err(InnerError::file(device))
-}
-
 /// Has this host's kernel reserve huge pages for the guest's memory; the guest's start shows if they suffice.
 fn reserve_huge_pages(memory_bytes: u64) -> Result<(), InnerError> {
     let pages = memory_bytes.div_ceil(2 << 20);
@@ -204,10 +194,17 @@ struct Port(File);
 impl Port {
     /// Loads modules until the port is there, and opens it.
     fn open(modules: &mut Vec<PathBuf>) -> Result<Self, InnerError> {
-        while find_port(PORT).is_none() && !modules.is_empty() {
+        while find_port().is_none() && !modules.is_empty() {
             load(&modules.remove(0))?;
         }
-        let device = wait_for_port(PORT)?;
+        let deadline = Instant::now() + DEVICE_LIMIT;
+        let device = loop {
+            match find_port() {
+                Some(device) if device.exists() => break device,
+                _ if Instant::now() > deadline => return Err(InnerError::NoPort),
+                _ => std::thread::sleep(Duration::from_millis(5)),
+            }
+        };
         let file =
             OpenOptions::new().read(true).write(true).open(&device).map_err(InnerError::file(device))?;
         Ok(Self(file))
@@ -223,23 +220,11 @@ impl Port {
     }
 }
 
-/// The device of a virtio-serial port, once it is there.
-fn wait_for_port(name: &'static str) -> Result<PathBuf, InnerError> {
-    let deadline = Instant::now() + DEVICE_LIMIT;
-    loop {
-        match find_port(name) {
-            Some(device) if device.exists() => return Ok(device),
-            _ if Instant::now() > deadline => return Err(InnerError::NoPort(name)),
-            _ => std::thread::sleep(Duration::from_millis(5)),
-        }
-    }
-}
-
-fn find_port(wanted: &str) -> Option<PathBuf> {
+fn find_port() -> Option<PathBuf> {
     let ports = std::fs::read_dir("/sys/class/virtio-ports").ok()?;
     ports.flatten().find_map(|port| {
         let name = std::fs::read_to_string(port.path().join("name")).ok()?;
-        (name.trim() == wanted).then(|| Path::new("/dev").join(port.file_name()))
+        (name.trim() == PORT).then(|| Path::new("/dev").join(port.file_name()))
     })
 }
 

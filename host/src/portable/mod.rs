@@ -35,7 +35,6 @@ use wall::WallError;
 use crate::network::NetworkError;
 use crate::protocol::FrameError;
 use crate::stage::Stage;
-use crate::vsock::VsockError;
 
 /// Why the portable host could not do its work.
 #[derive(Debug, thiserror::Error)]
@@ -68,9 +67,6 @@ pub enum PortableError {
     /// A disk can't be opened again.
     #[error(transparent)]
     Image(#[from] ImageError),
-    /// The guest's sockets can't be made.
-    #[error(transparent)]
-    Vsock(#[from] VsockError),
     /// The profile can't be created.
     #[error(transparent)]
     Create(#[from] CreateError),
@@ -193,7 +189,7 @@ impl PortableError {
             | Self::Program(_)
             | Self::Frozen { before_guest: true, .. }
             | Self::Died { before_guest: true, .. } => Stage::Hypervisor,
-            Self::Bundle { .. } | Self::Image(_) | Self::Vsock(_) | Self::Stopped => Stage::BeforeGuest,
+            Self::Bundle { .. } | Self::Image(_) | Self::Stopped => Stage::BeforeGuest,
             Self::Inside { stage, .. } => *stage,
             // With these there may be another run's profile instead of this one's.
             Self::Network(_) | Self::Create(_) | Self::Memory { .. } => Stage::Guest,

@@ -27,7 +27,6 @@ use crate::network::{Passt, Plugged};
 use crate::process::memory_file;
 use crate::relay::{Relay, RelayEnd, RunFacts, RunStage, SilenceLimits};
 use crate::spec::{GuestEnd, Outcome, RunSpec};
-use crate::vsock::{Listening, Serving};
 
 /// Memory of the inner host beyond the guest's, its kernel and initial file system, bytes.
 const OVERHEAD: u64 = 320 << 20;
@@ -109,11 +108,11 @@ struct Fault {
 pub async fn run(
     setup: &Setup,
     spec: &RunSpec,
-    wishes: Wishes<'_>,
+    wishes: Wishes,
     mut link: Link,
     mut open_sink: impl FnMut(u32) -> Result<Box<dyn Sink>, CreateError>,
 ) -> Result<Outcome, PortableError> {
-    let Wishes { disks, payload, vsock } = wishes;
+    let Wishes { disks, payload } = wishes;
     let payload = payload.into_bytes().map_err(start_error("read the guest's kernel"))?;
     let parts = HostParts::new(setup, spec, disks, &payload)?;
     let payload_bytes = (payload.kernel.len() + payload.initrd.as_ref().map_or(0, Vec::len)) as u64;
@@ -121,8 +120,7 @@ pub async fn run(
     drop(payload);
     let mut restarts = Restarts::default();
     loop {
-        let attempt =
-            Attempt { setup, spec, parts: &parts, payload_bytes, vsock, restarts: restarts.clone() };
+        let attempt = Attempt { setup, spec, parts: &parts, payload_bytes, restarts: restarts.clone() };
         // A network that can't be used leaves no profile.
         let network = spec.machine.network.as_ref().map(Plugged::open).transpose()?;
         let fault = match attempt.run(&mut link, network, open_sink(restarts.count())?).await? {
@@ -147,7 +145,6 @@ struct Attempt<'a> {
     spec: &'a RunSpec,
     parts: &'a HostParts,
     payload_bytes: u64,
-    vsock: Option<&'a Listening>,
     restarts: Restarts,
 }
 
@@ -211,8 +208,7 @@ impl Attempt<'_> {
         let (ours, theirs) = std::os::unix::net::UnixStream::pair().map_err(start_error("make its port"))?;
         ours.set_nonblocking(true).map_err(start_error("make its port"))?;
         let port = UnixStream::from_std(ours).map_err(start_error("make its port"))?;
-        let (vsock, vsock_port) = self.vsock.map(Listening::serve).transpose()?.unzip();
-        let mut child = self.spawn(theirs.into(), vsock_port, network.as_ref())?;
+        let mut child = self.spawn(theirs.into(), network.as_ref())?;
         let mut log = Log::keep(&mut child);
         let silence = self.setup.silence;
         let limits = SilenceLimits {
@@ -244,14 +240,8 @@ impl Attempt<'_> {
         // QEMU has ended.
         let _ended = child.start_kill();
         let _status = child.wait().await;
-        let failures = [
-            ("network_failure", network.and_then(Plugged::into_passt).and_then(Passt::failure)),
-            ("vsock_failure", vsock.and_then(Serving::end)),
-        ];
-        for (key, failure) in failures {
-            if let Some(text) = failure {
-                relay.write(&Batch { meta: vec![(key.to_owned(), text)], ..Batch::default() });
-            }
+        if let Some(text) = network.and_then(Plugged::into_passt).and_then(Passt::failure) {
+            relay.write(&Batch { meta: vec![("network_failure".to_owned(), text)], ..Batch::default() });
         }
         let facts = relay.facts();
         let mut attempted = match result {
@@ -274,12 +264,7 @@ impl Attempt<'_> {
         attempted
     }
 
-    fn spawn(
-        &self,
-        port: OwnedFd,
-        vsock: Option<OwnedFd>,
-        network: Option<&Plugged>,
-    ) -> Result<Child, PortableError> {
+    fn spawn(&self, port: OwnedFd, network: Option<&Plugged>) -> Result<Child, PortableError> {
         let cpus = std::thread::available_parallelism().map_or(1, usize::from).min(MAX_CPUS);
         let cpu_limit = self.spec.duration.map(|duration| {
             duration.saturating_add(CPU_SLACK).saturating_mul(u32::try_from(cpus).unwrap_or(1) + 1)
@@ -308,7 +293,6 @@ impl Attempt<'_> {
             kernel,
             initrd: &initrd.fd,
             port: &port,
-            vsock: vsock.as_ref(),
             disks: &disks,
             card,
             memory_bytes,

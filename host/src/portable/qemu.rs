@@ -16,7 +16,7 @@ use wall::{ProgramWall, WallError};
 
 use crate::network::{Cable, mac_text};
 use crate::process::{checked, prepare_child};
-use crate::protocol::portable::{PORT, VSOCK_PORT};
+use crate::protocol::portable::PORT;
 use crate::spec::{DiskSpec, is_block_device};
 
 /// The program.
@@ -133,8 +133,6 @@ pub struct Machine<'a> {
     pub initrd: &'a OwnedFd,
     /// One end of a socket pair: the port.
     pub port: &'a OwnedFd,
-    /// One end of another: the port of the guest's virtio-vsock device.
-    pub vsock: Option<&'a OwnedFd>,
     /// The guest's disks.
     pub disks: &'a [PassedDisk<'a>],
     /// The guest's network card, seen from outside.
@@ -166,13 +164,9 @@ impl Machine<'_> {
         let log = ["-chardev", "stdio,id=log,signal=off", "-serial", "chardev:log"];
         let mut devices: Vec<String> = log.map(str::to_owned).into();
         devices.extend(wire("port", self.port.as_raw_fd()));
-        devices.extend(self.vsock.iter().flat_map(|vsock| wire("vsock", vsock.as_raw_fd())));
         let mut device = |options: String| devices.extend(["-device".to_owned(), options]);
-        device("virtio-serial-pci,max_ports=3".to_owned());
+        device("virtio-serial-pci,max_ports=2".to_owned());
         device(format!("virtserialport,chardev=port,name={PORT}"));
-        if self.vsock.is_some() {
-            device(format!("virtserialport,chardev=vsock,name={VSOCK_PORT}"));
-        }
         let board = Board {
             properties: PROPERTIES,
             kernel: self.kernel.as_raw_fd(),
@@ -194,7 +188,7 @@ impl Machine<'_> {
         let cable = self.card.map(|card| card.cable.as_raw_fd());
         let inherited = [self.kernel, self.initrd, self.port].map(AsRawFd::as_raw_fd).into_iter();
         let disks = self.disks.iter().cloned().flat_map(PassedDisk::into_numbers);
-        let inherited = inherited.chain(self.vsock.map(AsRawFd::as_raw_fd)).chain(disks).chain(cable);
+        let inherited = inherited.chain(disks).chain(cable);
         command(self.qemu, self.arguments(), inherited.collect(), self.directory, self.cpu_limit)
     }
 }
@@ -358,7 +352,6 @@ mod tests {
             kernel: &b,
             initrd: &a,
             port: &b,
-            vsock: Some(&a),
             disks: &disks,
             card: None,
             memory_bytes: (1 << 30) + 1,
@@ -368,7 +361,6 @@ mod tests {
         };
         let words: Vec<_> = machine.arguments().iter().map(|w| w.to_string_lossy().into_owned()).collect();
         assert!(words.contains(&"1025M".to_owned()));
-        assert!(words.contains(&"virtserialport,chardev=vsock,name=vprof.vsock".to_owned()), "{words:?}");
         assert!(words.iter().any(|w| w.contains("snapshot=on") && w.ends_with("/dev/fdset/0")), "{words:?}");
         let written = "format=qcow2,snapshot=off";
         assert!(words.iter().any(|w| w.contains(written) && w.ends_with("/dev/fdset/1")), "{words:?}");

@@ -16,8 +16,6 @@ use crate::stage::Stage;
 
 /// Name of the virtio-serial port.
 pub const PORT: &str = "vprof.0";
-/// Name of another one, for packets of the guest's virtio-vsock device.
-pub const VSOCK_PORT: &str = "vprof.vsock";
 /// The job, in the inner host's initial file system.
 pub const JOB_FILE: &str = "/vprof/run.json";
 /// The guest's kernel, there.

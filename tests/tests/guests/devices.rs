@@ -5,16 +5,15 @@ use std::io::{Read, Seek, SeekFrom, Write};
 use vprof_tests::{Guest, GuestNetwork, Run};
 
 use crate::network::{self, DRIVERS};
-use crate::{exact, output, vsock};
+use crate::{exact, output};
 
 const MAC: &str = "02:00:00:00:be:ef";
 
 /// One guest has all of them, prints much, and is recorded in exact mode, because one boot serves all.
 #[test]
-fn vcpus_memory_above_4_gib_random_numbers_a_network_card_and_sockets() {
-    let host = vsock::VsockHost::start();
+fn vcpus_memory_above_4_gib_random_numbers_and_a_network_card() {
     let Some((run, links)) = GuestNetwork::apart(|network| {
-        let run = with_all_devices(network, &host);
+        let run = with_all_devices(network);
         (run, network.ip(&["link", "show", network.tap()]))
     }) else {
         return;
@@ -23,7 +22,6 @@ fn vcpus_memory_above_4_gib_random_numbers_a_network_card_and_sockets() {
     output::assert_output(&run, 0);
     exact::counts_and_instances_add_up(&run);
     network::assert_talked(&run, MAC);
-    host.assert_talked(&run);
     let is_line = |line: &&str| ["vcpus 2", "random 16"].contains(&line.trim());
     assert_eq!(run.stdout.lines().filter(is_line).count(), 2, "{}", run.stdout);
     let vcpus = run.report().vcpus();
@@ -35,20 +33,19 @@ fn vcpus_memory_above_4_gib_random_numbers_a_network_card_and_sockets() {
     assert!(run.stdout.contains("virtio_rng"), "{}", run.stdout);
 }
 
-fn with_all_devices(network: &GuestNetwork, host: &vsock::VsockHost) -> Run {
+fn with_all_devices(network: &GuestNetwork) -> Run {
     let [guest, gateway] = network.by_tap();
-    let (net, vsock) =
-        (format!("tap={},mac={MAC}", network.tap()), format!("{},cid=77", host.path().display()));
+    let net = format!("tap={},mac={MAC}", network.tap());
     let script = format!(
         "{}{DRIVERS}echo vcpus $(nproc); grep MemTotal /proc/meminfo; cat /sys/class/misc/hw_random/rng_current; \
          echo random $(head -c 16 /dev/hwrng | wc -c); cat /sys/class/net/eth0/address; \
-         python3 -c \"$0\" \"$1\" \"$2\" && python3 -c \"$3\" && exit 3",
+         python3 -c \"$0\" \"$@\" && exit 3",
         output::script()
     );
     Guest::demo()
         .next_to_others()
-        .options(["--cpus", "2", "--memory", "5G", "-F", "50", "--exact", "--net", &net, "--vsock", &vsock])
-        .command(["sh", "-c", &script, network::TRAFFIC, &guest, &gateway, vsock::TRAFFIC])
+        .options(["--cpus", "2", "--memory", "5G", "-F", "50", "--exact", "--net", &net])
+        .command(["sh", "-c", &script, network::TRAFFIC, &guest, &gateway])
         .run()
         .exited(3)
 }

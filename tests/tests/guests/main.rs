@@ -37,5 +37,4 @@ mod startup;
 mod states;
 mod tcg;
 mod trip;
-mod vsock;
 mod watch;

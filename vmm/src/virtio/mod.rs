@@ -19,7 +19,6 @@ pub(crate) mod ports;
 mod registers;
 pub(crate) mod rng;
 pub(crate) mod transport;
-pub(crate) mod vsock;
 pub(crate) mod worker;
 
 use std::os::fd::BorrowedFd;

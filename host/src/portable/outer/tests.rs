@@ -15,7 +15,6 @@ fn spec(disk: Option<DiskMode>) -> RunSpec {
             cmdline: String::new(),
             disks: disk.into_iter().collect(),
             network: None,
-            vsock_cid: None,
             virtio_console: false,
             output_ports: false,
         },
@@ -42,7 +41,7 @@ fn facts(stage: RunStage, measured: bool) -> RunFacts {
 }
 
 fn attempt<'a>(setup: &'a Setup, spec: &'a RunSpec, parts: &'a HostParts) -> Attempt<'a> {
-    Attempt { setup, spec, parts, payload_bytes: 0, vsock: None, restarts: Restarts::default() }
+    Attempt { setup, spec, parts, payload_bytes: 0, restarts: Restarts::default() }
 }
 
 fn parts() -> HostParts {

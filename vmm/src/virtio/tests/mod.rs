@@ -6,7 +6,6 @@ mod driver;
 mod hostile;
 mod network;
 mod ports;
-mod vsock;
 
 use std::sync::{Arc, Mutex};
 use std::thread::JoinHandle;

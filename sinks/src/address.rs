@@ -4,9 +4,12 @@ use std::fmt;
 use std::path::PathBuf;
 use std::str::FromStr;
 
+use http::Uri;
 use text::clean::escaped;
 use text::message::Shown;
-use tonic::transport::Uri;
+
+/// Port of receivers (opentelemetry.io/docs/specs/otlp, "OTLP/HTTP Default Port").
+const STANDARD_PORT: u16 = 4318;
 
 /// Address of a sink.
 #[derive(Debug, Clone, PartialEq, Eq, Hash)]
@@ -31,35 +34,24 @@ pub struct BucketAddress {
 /// A receiver of OpenTelemetry profiles.
 #[derive(Debug, Clone, PartialEq, Eq, Hash)]
 pub struct OtlpAddress {
-    /// Transport of requests.
-    pub transport: OtlpTransport,
     /// True with TLS.
     pub is_secure: bool,
     /// Host and port.
     pub authority: String,
-    /// Path before that of the service, without a slash at its end; empty for gRPC.
+    /// Path before that of the service, without a slash at its end.
     pub path: String,
-}
-
-/// Transport of OTLP.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
-pub enum OtlpTransport {
-    /// POST of HTTP/1.1 or HTTP/2.
-    Http,
-    /// gRPC.
-    Grpc,
 }
 
 /// Reason why an address is none of a sink.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 pub enum AddressError {
     /// There is nothing.
-    #[error("name a directory, s3://BUCKET/PREFIX, otlp+http://HOST:PORT or otlp+grpc://HOST:PORT")]
+    #[error("name a directory, s3://BUCKET/PREFIX or otlp+http://HOST:PORT")]
     Empty,
     /// No sink has this scheme.
     #[error(
-        "{0}:// is not a scheme of a sink: use s3://BUCKET/PREFIX, otlp+http://, otlp+https://, otlp+grpc:// or \
-         otlp+grpcs:// with HOST:PORT, or a directory"
+        "{0}:// is not a scheme of a sink: use s3://BUCKET/PREFIX, otlp+http:// or otlp+https:// with \
+         HOST:PORT, or a directory"
     )]
     Scheme(String),
     /// The bucket is missing, or is not a name of one.
@@ -71,14 +63,11 @@ pub enum AddressError {
     )]
     Prefix(String),
     /// The host or the port is missing or wrong.
-    #[error("{0} names no host: use otlp+http://HOST:PORT, with the port 4318 for HTTP or 4317 for gRPC")]
+    #[error("{0} names no host: use otlp+http://HOST:PORT; the standard port is 4318")]
     Host(String),
     /// The receiver's address has a name and a password.
     #[error("an address has no password: give headers of requests in OTEL_EXPORTER_OTLP_HEADERS")]
     Password,
-    /// gRPC has no path.
-    #[error("{0} has a path: the service of gRPC has none")]
-    Path(String),
 }
 
 impl FromStr for SinkAddress {
@@ -89,13 +78,10 @@ impl FromStr for SinkAddress {
             return Err(AddressError::Empty);
         }
         let Some((scheme, rest)) = text.split_once("://") else { return Ok(Self::Directory(text.into())) };
-        let otlp = |transport, is_secure| otlp(text, rest, (transport, is_secure)).map(Self::Otlp);
         match scheme {
             "s3" => bucket(text, rest).map(Self::Bucket),
-            "otlp+http" => otlp(OtlpTransport::Http, false),
-            "otlp+https" => otlp(OtlpTransport::Http, true),
-            "otlp+grpc" => otlp(OtlpTransport::Grpc, false),
-            "otlp+grpcs" => otlp(OtlpTransport::Grpc, true),
+            "otlp+http" => otlp(text, rest, false).map(Self::Otlp),
+            "otlp+https" => otlp(text, rest, true).map(Self::Otlp),
             other => Err(AddressError::Scheme(escaped(other).into_owned())),
         }
     }
@@ -119,11 +105,7 @@ fn bucket(text: &str, rest: &str) -> Result<BucketAddress, AddressError> {
     Ok(BucketAddress { bucket: bucket.to_owned(), prefix: prefix.to_owned() })
 }
 
-fn otlp(
-    text: &str,
-    rest: &str,
-    (transport, is_secure): (OtlpTransport, bool),
-) -> Result<OtlpAddress, AddressError> {
+fn otlp(text: &str, rest: &str, is_secure: bool) -> Result<OtlpAddress, AddressError> {
     let wrong = || AddressError::Host(escaped(text).into_owned());
     let scheme = if is_secure { "https" } else { "http" };
     let uri: Uri = format!("{scheme}://{rest}").parse().map_err(|_| wrong())?;
@@ -131,20 +113,16 @@ fn otlp(
     if authority.as_str().contains('@') {
         return Err(AddressError::Password);
     }
-    let standard = if transport == OtlpTransport::Http { 4318 } else { 4317 };
     // A port that is not a number is not one.
     let port = match authority.as_str().strip_prefix(authority.host()) {
-        Some("") => standard,
+        Some("") => STANDARD_PORT,
         _ => authority.port_u16().filter(|port| *port > 0).ok_or_else(wrong)?,
     };
     if authority.host().is_empty() || uri.query().is_some() || rest.contains('#') {
         return Err(wrong());
     }
     let path = uri.path().trim_end_matches('/').to_owned();
-    if transport == OtlpTransport::Grpc && !path.is_empty() {
-        return Err(AddressError::Path(escaped(text).into_owned()));
-    }
-    Ok(OtlpAddress { transport, is_secure, authority: format!("{}:{port}", authority.host()), path })
+    Ok(OtlpAddress { is_secure, authority: format!("{}:{port}", authority.host()), path })
 }
 
 impl fmt::Display for SinkAddress {
@@ -168,12 +146,7 @@ impl fmt::Display for BucketAddress {
 
 impl fmt::Display for OtlpAddress {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let scheme = match (self.transport, self.is_secure) {
-            (OtlpTransport::Http, false) => "otlp+http",
-            (OtlpTransport::Http, true) => "otlp+https",
-            (OtlpTransport::Grpc, false) => "otlp+grpc",
-            (OtlpTransport::Grpc, true) => "otlp+grpcs",
-        };
+        let scheme = if self.is_secure { "otlp+https" } else { "otlp+http" };
         write!(f, "{scheme}://{}{}", self.authority, self.path)
     }
 }
@@ -192,9 +165,8 @@ mod tests {
             ("s3://profiles/", "s3://profiles"),
             ("s3://my.profiles-1/a/b=c/", "s3://my.profiles-1/a/b=c"),
             ("otlp+http://collector", "otlp+http://collector:4318"),
-            ("otlp+grpc://collector/", "otlp+grpc://collector:4317"),
             ("otlp+https://[::1]:443/otlp/", "otlp+https://[::1]:443/otlp"),
-            ("otlp+grpcs://10.0.0.1:1", "otlp+grpcs://10.0.0.1:1"),
+            ("otlp+https://10.0.0.1:1", "otlp+https://10.0.0.1:1"),
         ] {
             let address: SinkAddress = text.parse().unwrap_or_else(|error| panic!("{text}: {error}"));
             assert_eq!(address.to_string(), shown);
@@ -229,6 +201,5 @@ mod tests {
             assert!(matches!(error(text), AddressError::Host(_)), "{text}: {:?}", error(text));
         }
         assert_eq!(error("otlp+https://user:word@host"), AddressError::Password);
-        assert!(matches!(error("otlp+grpc://host/path"), AddressError::Path(_)));
     }
 }

@@ -3,8 +3,7 @@
 //!
 //! ```text
 //! files of a window ──▶ ObjectSink::put ──▶ PUT http(s)://ENDPOINT/BUCKET/PREFIX/v1/TABLE/...
-//! requests ───────────▶ OtlpSink::export ─▶ POST http(s)://HOST/v1development/profiles, or gRPC's
-//!                                           opentelemetry.proto.collector.profiles.v1development
+//! requests ───────────▶ OtlpSink::export ─▶ POST http(s)://HOST/v1development/profiles
 //! ```
 //!
 //! The clients are asynchronous. This crate alone knows it: its functions block until a request has
@@ -19,7 +18,7 @@ mod error;
 mod object;
 mod otlp;
 
-pub use address::{AddressError, BucketAddress, OtlpAddress, OtlpTransport, SinkAddress};
+pub use address::{AddressError, BucketAddress, OtlpAddress, SinkAddress};
 pub use error::SinkError;
 pub use object::ObjectSink;
 pub use otlp::{Accepted, OtlpSink};

@@ -3,25 +3,15 @@
 //! A request is repeated while the receiver says that it may succeed later, after the time that it gives or
 //! after one that doubles, and within [`RETRY_LIMIT`].
 
-use std::io::Read;
 use std::time::{Duration, Instant, SystemTime};
 
-use flate2::read::GzDecoder;
-use opentelemetry_proto::tonic::collector::profiles::v1development::profiles_service_client::ProfilesServiceClient;
-use opentelemetry_proto::tonic::collector::profiles::v1development::{
-    ExportProfilesServiceRequest, ExportProfilesServiceResponse,
-};
+use opentelemetry_proto::tonic::collector::profiles::v1development::ExportProfilesServiceResponse;
 use prost::Message;
 use reqwest::header::{CONTENT_ENCODING, CONTENT_TYPE, HeaderMap, HeaderName, HeaderValue, RETRY_AFTER};
 use reqwest::redirect::Policy;
 use tokio::runtime::Runtime;
-use tonic::codec::CompressionEncoding;
-use tonic::metadata::MetadataMap;
-use tonic::transport::{Channel, ClientTlsConfig, Endpoint};
-use tonic::{Code, Request, Status};
-use tonic_types::StatusExt;
 
-use crate::address::{OtlpAddress, OtlpTransport};
+use crate::address::OtlpAddress;
 use crate::error::{SinkError, innermost, is_certificate, words};
 use crate::{CONNECT_LIMIT, REQUEST_LIMIT, RETRY_LIMIT, USER_AGENT, runtime};
 
@@ -33,8 +23,6 @@ const SERVICE: &str = "/v1development/profiles";
 const PROTOBUF: &str = "application/x-protobuf";
 /// Longest answer that is read, bytes.
 const LONGEST_ANSWER: usize = 64 << 10;
-/// Longest request, bytes: vprof makes them smaller than 4 MiB, the limit of collectors.
-const LONGEST_REQUEST: u64 = 64 << 20;
 /// Time before the second attempt, on average; it doubles up to the longest one.
 const FIRST_PAUSE: Duration = Duration::from_secs(1);
 const LONGEST_PAUSE: Duration = Duration::from_secs(15);
@@ -43,14 +31,9 @@ const LONGEST_PAUSE: Duration = Duration::from_secs(15);
 #[derive(Debug)]
 pub struct OtlpSink {
     address: OtlpAddress,
-    client: Client,
+    client: reqwest::Client,
+    url: String,
     runtime: Runtime,
-}
-
-#[derive(Debug)]
-enum Client {
-    Http { client: reqwest::Client, url: String },
-    Grpc { client: Box<ProfilesServiceClient<Channel>>, headers: MetadataMap },
 }
 
 /// Answer to a request that has succeeded.
@@ -73,6 +56,13 @@ enum Fate {
     Never,
 }
 
+/// What a receiver says of a failure: `google.rpc.Status` (google/rpc/status.proto), only its words.
+#[derive(Message)]
+struct RpcStatus {
+    #[prost(string, tag = "2")]
+    message: String,
+}
+
 /// A request that has failed.
 #[derive(Debug)]
 struct Failure {
@@ -91,38 +81,17 @@ impl OtlpSink {
         let headers = headers(&std::env::var(HEADERS).unwrap_or_default())
             .ok_or_else(|| failed(format!("{HEADERS} is not name=value,name=value")))?;
         let scheme = if address.is_secure { "https" } else { "http" };
-        let url = format!("{scheme}://{}{}", address.authority, address.path);
-        let client = match address.transport {
-            OtlpTransport::Http => {
-                let client = reqwest::Client::builder()
-                    .default_headers(headers)
-                    .user_agent(USER_AGENT)
-                    // Headers have credentials, which are for this receiver.
-                    .redirect(Policy::none())
-                    .connect_timeout(CONNECT_LIMIT)
-                    .timeout(REQUEST_LIMIT)
-                    .build()
-                    .map_err(|error| failed(innermost(&error)))?;
-                Client::Http { client, url: format!("{url}{SERVICE}") }
-            }
-            OtlpTransport::Grpc => {
-                let wrong = |error: tonic::transport::Error| failed(innermost(&error));
-                let mut endpoint = Endpoint::from_shared(url)
-                    .and_then(|endpoint| endpoint.user_agent(USER_AGENT))
-                    .map_err(wrong)?
-                    .connect_timeout(CONNECT_LIMIT)
-                    .timeout(REQUEST_LIMIT);
-                if address.is_secure {
-                    let tls = ClientTlsConfig::new().with_native_roots();
-                    endpoint = endpoint.tls_config(tls).map_err(wrong)?;
-                }
-                // Tasks of the connection belong to the runtime.
-                let channel = runtime.block_on(async { endpoint.connect_lazy() });
-                let client = ProfilesServiceClient::new(channel).send_compressed(CompressionEncoding::Gzip);
-                Client::Grpc { client: Box::new(client), headers: MetadataMap::from_headers(headers) }
-            }
-        };
-        Ok(Self { address: address.clone(), client, runtime })
+        let url = format!("{scheme}://{}{}{SERVICE}", address.authority, address.path);
+        let client = reqwest::Client::builder()
+            .default_headers(headers)
+            .user_agent(USER_AGENT)
+            // Headers have credentials, which are for this receiver.
+            .redirect(Policy::none())
+            .connect_timeout(CONNECT_LIMIT)
+            .timeout(REQUEST_LIMIT)
+            .build()
+            .map_err(|error| failed(innermost(&error)))?;
+        Ok(Self { address: address.clone(), client, url, runtime })
     }
 
     /// Sends a request, encoded and compressed by gzip. `name` is for messages.
@@ -130,10 +99,9 @@ impl OtlpSink {
     /// # Errors
     /// See [`SinkError`]. After [`SinkError::Failed`] the receiver may have the request, if only its answer
     /// was lost.
-    pub fn export(&mut self, name: &str, zipped: &[u8]) -> Result<Accepted, SinkError> {
-        let Self { address, client, runtime } = self;
-        let sent = runtime.block_on(client.export(zipped));
-        let (address, name) = (address.to_string(), name.to_owned());
+    pub fn export(&self, name: &str, zipped: &[u8]) -> Result<Accepted, SinkError> {
+        let sent = self.runtime.block_on(self.send(zipped));
+        let (address, name) = (self.address.to_string(), name.to_owned());
         let response = sent.map_err(|Failure { fate, reason }| match fate {
             Fate::Never => SinkError::Refused { address, name, reason },
             Fate::Again(after) => SinkError::Failed { address, name, reason, after },
@@ -143,18 +111,12 @@ impl OtlpSink {
         let rejected = u64::try_from(partial.rejected_profiles).unwrap_or(0);
         Ok(Accepted { rejected, words: words(&partial.error_message) })
     }
-}
 
-impl Client {
     /// Sends a request until it succeeds, or may not be repeated.
-    async fn export(&mut self, zipped: &[u8]) -> Result<ExportProfilesServiceResponse, Failure> {
+    async fn send(&self, zipped: &[u8]) -> Result<ExportProfilesServiceResponse, Failure> {
         let (begin, mut pause) = (Instant::now(), FIRST_PAUSE);
         loop {
-            let sent = match self {
-                Self::Http { client, url } => post(client, url, zipped).await,
-                Self::Grpc { client, headers } => call(client, headers, zipped).await,
-            };
-            let failure = match sent {
+            let failure = match self.post(zipped).await {
                 Ok(response) => return Ok(response),
                 Err(failure) => failure,
             };
@@ -168,59 +130,60 @@ impl Client {
             pause = (2 * pause).min(LONGEST_PAUSE);
         }
     }
-}
 
-/// Sends a request by HTTP.
-async fn post(
-    client: &reqwest::Client,
-    url: &str,
-    zipped: &[u8],
-) -> Result<ExportProfilesServiceResponse, Failure> {
-    let request = client
-        .post(url)
-        .header(CONTENT_TYPE, PROTOBUF)
-        .header(CONTENT_ENCODING, "gzip")
-        .body(zipped.to_vec());
-    let lost = |error: reqwest::Error| {
-        let reason =
-            if error.is_timeout() { "it has not answered in time".to_owned() } else { innermost(&error) };
-        if is_certificate(&error) { untrusted(&reason) } else { Failure { fate: Fate::Again(None), reason } }
-    };
-    let mut answer = request.send().await.map_err(lost)?;
-    let status = answer.status();
-    let is_protobuf = answer.headers().get(CONTENT_TYPE).is_some_and(|kind| kind == PROTOBUF);
-    let after = answer.headers().get(RETRY_AFTER).and_then(|value| retry_after(value.to_str().ok()?));
-    let mut body = Vec::new();
-    while let Some(part) = answer.chunk().await.map_err(lost)? {
-        if body.len() + part.len() > LONGEST_ANSWER {
-            break;
-        }
-        body.extend_from_slice(&part);
-    }
-    if status.is_success() {
-        let other = |_| Failure {
-            fate: Fate::Later,
-            reason: "its answer is not one of OTLP: check host, port and path".to_owned(),
+    /// Sends a request once.
+    async fn post(&self, zipped: &[u8]) -> Result<ExportProfilesServiceResponse, Failure> {
+        let request = self
+            .client
+            .post(&self.url)
+            .header(CONTENT_TYPE, PROTOBUF)
+            .header(CONTENT_ENCODING, "gzip")
+            .body(zipped.to_vec());
+        let lost = |error: reqwest::Error| {
+            let reason =
+                if error.is_timeout() { "it has not answered in time".to_owned() } else { innermost(&error) };
+            if is_certificate(&error) {
+                untrusted(&reason)
+            } else {
+                Failure { fate: Fate::Again(None), reason }
+            }
         };
-        return ExportProfilesServiceResponse::decode(body.as_slice()).map_err(other);
+        let mut answer = request.send().await.map_err(lost)?;
+        let status = answer.status();
+        let is_protobuf = answer.headers().get(CONTENT_TYPE).is_some_and(|kind| kind == PROTOBUF);
+        let after = answer.headers().get(RETRY_AFTER).and_then(|value| retry_after(value.to_str().ok()?));
+        let mut body = Vec::new();
+        while let Some(part) = answer.chunk().await.map_err(lost)? {
+            if body.len() + part.len() > LONGEST_ANSWER {
+                break;
+            }
+            body.extend_from_slice(&part);
+        }
+        if status.is_success() {
+            let other = |_| Failure {
+                fate: Fate::Later,
+                reason: "its answer is not one of OTLP: check host, port and path".to_owned(),
+            };
+            return ExportProfilesServiceResponse::decode(body.as_slice()).map_err(other);
+        }
+        let fate = match status.as_u16() {
+            // "Retryable Response Codes".
+            429 | 502 | 503 | 504 => Fate::Again(after),
+            400 | 413 | 415 | 422 => Fate::Never,
+            _ => Fate::Later,
+        };
+        let said = if is_protobuf {
+            RpcStatus::decode(body.as_slice()).map(|status| status.message).unwrap_or_default()
+        } else {
+            String::from_utf8_lossy(&body).into_owned()
+        };
+        let hint = match status.as_u16() {
+            401 | 403 => format!(" (give credentials in {HEADERS})"),
+            404 | 405 => " (check the address; the receiver has to take profiles)".to_owned(),
+            _ => String::new(),
+        };
+        Err(Failure { fate, reason: format!("status {status}{}{hint}", after_colon(&said)) })
     }
-    let fate = match status.as_u16() {
-        // "Retryable Response Codes".
-        429 | 502 | 503 | 504 => Fate::Again(after),
-        400 | 413 | 415 | 422 => Fate::Never,
-        _ => Fate::Later,
-    };
-    let said = if is_protobuf {
-        tonic_types::Status::decode(body.as_slice()).map(|status| status.message).unwrap_or_default()
-    } else {
-        String::from_utf8_lossy(&body).into_owned()
-    };
-    let hint = match status.as_u16() {
-        401 | 403 => format!(" (give credentials in {HEADERS})"),
-        404 | 405 => " (check the address; the receiver has to take profiles)".to_owned(),
-        _ => String::new(),
-    };
-    Err(Failure { fate, reason: format!("status {status}{}{hint}", after_colon(&said)) })
 }
 
 /// Returns the time that `Retry-After` asks for: seconds, or a date of HTTP (RFC 9110, section 10.2.3).
@@ -233,58 +196,10 @@ fn retry_after(text: &str) -> Option<Duration> {
     Some(date.duration_since(SystemTime::now()).unwrap_or_default())
 }
 
-/// Sends a request by gRPC.
-async fn call(
-    client: &mut ProfilesServiceClient<Channel>,
-    headers: &MetadataMap,
-    zipped: &[u8],
-) -> Result<ExportProfilesServiceResponse, Failure> {
-    let mut bytes = Vec::new();
-    let unzipped = GzDecoder::new(zipped).take(LONGEST_REQUEST).read_to_end(&mut bytes);
-    let message = unzipped.ok().and_then(|_| ExportProfilesServiceRequest::decode(bytes.as_slice()).ok());
-    let damaged = || Failure { fate: Fate::Never, reason: "the request is damaged".to_owned() };
-    let mut request = Request::new(message.ok_or_else(damaged)?);
-    *request.metadata_mut() = headers.clone();
-    client.export(request).await.map(tonic::Response::into_inner).map_err(|status| refused(&status))
-}
-
 /// Returns the failure of a receiver whose certificate is not accepted.
 fn untrusted(reason: &str) -> Failure {
     let reason = format!("{reason} (SSL_CERT_FILE names other authorities than the system's)");
     Failure { fate: Fate::Later, reason }
-}
-
-/// Returns the failure of an answer of gRPC.
-fn refused(status: &Status) -> Failure {
-    let source = std::error::Error::source(status);
-    if let Some(error) = source.filter(|error| is_certificate(*error)) {
-        return untrusted(&innermost(error));
-    }
-    let after = status.get_details_retry_info().and_then(|info| info.retry_delay);
-    let fate = match status.code() {
-        // "Retryable gRPC status codes" of the specification; the first only if the receiver says when.
-        Code::ResourceExhausted if after.is_some() => Fate::Again(after),
-        Code::Cancelled
-        | Code::DeadlineExceeded
-        | Code::Aborted
-        | Code::OutOfRange
-        | Code::Unavailable
-        | Code::DataLoss => Fate::Again(after),
-        Code::InvalidArgument | Code::ResourceExhausted => Fate::Never,
-        _ => Fate::Later,
-    };
-    // Of a connection that has failed, the cause says more.
-    let said = match source {
-        Some(source) => innermost(source),
-        None => words(status.message()),
-    };
-    let hint = match status.code() {
-        Code::Unauthenticated | Code::PermissionDenied => format!(" (give credentials in {HEADERS})"),
-        Code::Unimplemented => " (the receiver has to take profiles)".to_owned(),
-        _ => String::new(),
-    };
-    let name = words(status.code().description()).to_lowercase();
-    Failure { fate, reason: format!("{name}{}{hint}", after_colon(&said)) }
 }
 
 fn after_colon(said: &str) -> String {

@@ -1,16 +1,11 @@
 //! Receivers of OpenTelemetry profiles that answer in each way that the protocol has.
 
 use std::io::{Read, Write};
-use std::net::{SocketAddr, TcpListener};
-use std::sync::{Arc, Mutex};
 use std::time::{Duration, Instant, SystemTime};
 
 use flate2::Compression;
 use flate2::read::GzDecoder;
 use flate2::write::GzEncoder;
-use opentelemetry_proto::tonic::collector::profiles::v1development::profiles_service_server::{
-    ProfilesService, ProfilesServiceServer,
-};
 use opentelemetry_proto::tonic::collector::profiles::v1development::{
     ExportProfilesPartialSuccess, ExportProfilesServiceRequest, ExportProfilesServiceResponse,
 };
@@ -18,11 +13,6 @@ use opentelemetry_proto::tonic::profiles::v1development::{ProfilesDictionary, Re
 use prost::Message;
 use sinks::{Accepted, OtlpSink, SinkAddress, SinkError};
 use testkit::{HttpAnswer, HttpReceiver};
-use tonic::codec::CompressionEncoding;
-use tonic::transport::Server;
-use tonic::transport::server::TcpIncoming;
-use tonic::{Code, Request, Response, Status};
-use tonic_types::{ErrorDetails, StatusExt};
 
 const PROTOBUF: &str = "Content-Type: application/x-protobuf\r\n";
 
@@ -120,8 +110,9 @@ fn a_busy_receiver_is_asked_again_after_its_time() {
 
 #[test]
 fn a_refusal_is_not_repeated() {
-    let status = tonic_types::Status { code: 3, message: "no such field".to_owned(), details: Vec::new() };
-    let refused = [(400, PROTOBUF, status.encode_to_vec()), (413, "", b"too large<br>".to_vec())];
+    // `google.rpc.Status` with code 3 and these words.
+    let status = b"\x08\x03\x12\x0dno such field".to_vec();
+    let refused = [(400, PROTOBUF, status), (413, "", b"too large<br>".to_vec())];
     for ((status, headers, body), said) in refused.into_iter().zip(["no such field", "too large"]) {
         let (sent, receiver) = post(vec![HttpAnswer::Status(status, headers, body)]);
         let error = sent.unwrap_err();
@@ -140,104 +131,4 @@ fn a_refusal_is_not_repeated() {
     let (sent, receiver) = post(vec![HttpAnswer::Status(307, "Location: /other\r\n", Vec::new())]);
     assert!(words(&sent.unwrap_err()).contains("status 307"));
     assert_eq!(receiver.requests().len(), 1);
-}
-
-/// A receiver of gRPC with its answers, and the requests that it has got.
-#[derive(Clone, Default)]
-struct TestService {
-    answers: Arc<Mutex<Vec<Result<ExportProfilesServiceResponse, Status>>>>,
-    requests: Arc<Mutex<Vec<ExportProfilesServiceRequest>>>,
-}
-
-#[tonic::async_trait]
-impl ProfilesService for TestService {
-    async fn export(
-        &self,
-        request: Request<ExportProfilesServiceRequest>,
-    ) -> Result<Response<ExportProfilesServiceResponse>, Status> {
-        self.requests.lock().unwrap().push(request.into_inner());
-        self.answers.lock().unwrap().remove(0).map(Response::new)
-    }
-}
-
-impl TestService {
-    /// Starts it in a thread that ends with the process.
-    fn start(answers: Vec<Result<ExportProfilesServiceResponse, Status>>) -> (Self, SocketAddr) {
-        let service = Self { answers: Arc::new(Mutex::new(answers)), ..Self::default() };
-        let server = ProfilesServiceServer::new(service.clone()).accept_compressed(CompressionEncoding::Gzip);
-        let listener = TcpListener::bind("127.0.0.1:0").unwrap();
-        listener.set_nonblocking(true).unwrap();
-        let address = listener.local_addr().unwrap();
-        std::thread::spawn(move || {
-            let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build().unwrap();
-            runtime.block_on(async {
-                let incoming = TcpIncoming::from(tokio::net::TcpListener::from_std(listener).unwrap());
-                Server::builder().serve_with_incoming(server, incoming).await.unwrap();
-            });
-        });
-        (service, address)
-    }
-
-    fn requests(&self) -> Vec<ExportProfilesServiceRequest> {
-        self.requests.lock().unwrap().clone()
-    }
-}
-
-fn call(
-    answers: Vec<Result<ExportProfilesServiceResponse, Status>>,
-) -> (Result<Accepted, SinkError>, TestService) {
-    let (service, address) = TestService::start(answers);
-    (export(&format!("otlp+grpc://{address}")), service)
-}
-
-fn with_delay(code: Code, delay: Duration) -> Status {
-    Status::with_error_details(code, "busy", ErrorDetails::with_retry_info(Some(delay)))
-}
-
-#[test]
-fn grpc_has_the_same_request_and_answer() {
-    let (sent, service) = call(vec![Ok(response(1, "a warning"))]);
-    assert_eq!(sent.unwrap(), Accepted { rejected: 1, words: "a warning".to_owned() });
-    assert_eq!(service.requests(), [request()]);
-}
-
-#[test]
-fn grpc_is_asked_again_after_its_time() {
-    let begin = Instant::now();
-    let delay = Duration::from_millis(700);
-    let (sent, service) = call(vec![
-        Err(with_delay(Code::Unavailable, delay)),
-        Err(with_delay(Code::ResourceExhausted, delay)),
-        Ok(ExportProfilesServiceResponse::default()),
-    ]);
-    sent.unwrap();
-    assert!(begin.elapsed() >= 2 * delay);
-    assert_eq!(service.requests().len(), 3);
-    let (sent, _) = call(vec![Err(with_delay(Code::Unavailable, Duration::from_secs(600)))]);
-    let error = sent.unwrap_err();
-    assert!(
-        matches!(error, SinkError::Failed { after: Some(after), .. } if after.as_secs() == 600),
-        "{error}"
-    );
-}
-
-#[test]
-fn grpc_refusals_are_not_repeated() {
-    for code in [Code::InvalidArgument, Code::ResourceExhausted] {
-        let (sent, service) = call(vec![Err(Status::new(code, "too large"))]);
-        let error = sent.unwrap_err();
-        assert!(matches!(error, SinkError::Refused { .. }), "{error}");
-        assert!(words(&error).contains("too large"), "{error}");
-        assert_eq!(service.requests().len(), 1);
-    }
-    for (code, said) in [
-        (Code::Unauthenticated, "OTEL_EXPORTER_OTLP_HEADERS"),
-        (Code::Unimplemented, "has to take profiles"),
-        (Code::Internal, "oh no"),
-    ] {
-        let (sent, service) = call(vec![Err(Status::new(code, "oh no"))]);
-        let error = sent.unwrap_err();
-        assert!(matches!(error, SinkError::Failed { .. }) && words(&error).contains(said), "{error}");
-        assert_eq!(service.requests().len(), 1);
-    }
 }

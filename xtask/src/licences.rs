@@ -30,7 +30,6 @@ const ALLOWED: &[&str] = &[
 /// Crates that are there in more versions than one, since their users differ: an entry for each further
 /// version, which is built, too.
 const IN_MORE_VERSIONS: &[&str] = &[
-    "base64",        // 0.22: tonic
     "bitflags",      // 1: fatfs, vmm-sys-util
     "crypto-common", // 0.1: crc-fast of object_store
     "digest",        // 0.10: the same
@@ -38,7 +37,6 @@ const IN_MORE_VERSIONS: &[&str] = &[
     "getrandom",     // 0.3: ahash of fxprof-processed-profile and inferno
     "hashbrown",     // 0.16: gimli
     "itertools",     // 0.15: object_store
-    "miniz_oxide",   // 0.9: flate2 as tonic has it
     "syn",           // 2: half of the procedural macros
 ];
 

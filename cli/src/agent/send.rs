@@ -160,7 +160,7 @@ fn export_all(
     let mut progress = spooled.progress(name).unwrap_or_default();
     let machines = spooled.profiles()?.into_iter().map(|(vm, path)| (recording_name(&path), vm.name));
     let machines: HashMap<String, String> = machines.collect();
-    let mut sink = OtlpSink::new(address)?;
+    let sink = OtlpSink::new(address)?;
     for file in
         staged.files.iter().filter(|file| !progress.files.contains(*file)).cloned().collect::<Vec<_>>()
     {

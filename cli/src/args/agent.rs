@@ -48,8 +48,7 @@ const LONGEST_LABEL: usize = 200;
 #[command(before_help = EXAMPLES, after_help = NOTES, help_template = TEMPLATE)]
 pub struct AgentArgs {
     /// Sink of the windows: a directory or s3://BUCKET/PREFIX for Parquet files, or a receiver of
-    /// OpenTelemetry profiles (otlp+http://HOST:4318, otlp+grpc://HOST:4317, with TLS otlp+https:// and
-    /// otlp+grpcs://); repeatable
+    /// OpenTelemetry profiles (otlp+http://HOST:4318, with TLS otlp+https://); repeatable
     #[arg(long, default_value = "/var/lib/vprof/lake", value_name = "SINK")]
     pub to: Vec<SinkAddress>,
 

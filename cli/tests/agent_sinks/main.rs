@@ -25,8 +25,8 @@ use serde_json::Value;
 use support::{refused, stderr, stdout, vprof};
 use testkit::{OwnProcess, eventually, python_packages};
 
-/// Server of gRPC, and an authority of certificates.
-const TLS: [&str; 2] = ["grpcio==1.85.3", "trustme==1.2.1"];
+/// An authority of certificates.
+const TLS: [&str; 1] = ["trustme==1.2.1"];
 /// First window, hours since 1970.
 const FIRST: u64 = 490_000;
 const SAMPLES: u64 = 3_000;
@@ -181,15 +181,13 @@ fn certificates_are_those_of_the_systems_authorities() {
     let mut server =
         OwnProcess(command.arg(script).arg(spool.0.path()).stdout(Stdio::piped()).spawn().unwrap());
     let mut lines = BufReader::new(server.stdout.take().unwrap()).lines().map(Result::unwrap);
-    let ports = lines.next().unwrap();
-    let (https, grpc) = ports.split_once(' ').unwrap();
-    let store = format!("https://localhost:{https}");
+    let port = lines.next().unwrap();
+    let store = format!("https://localhost:{port}");
     let authority = spool.0.path().join("ca.pem");
     let keys =
         [("AWS_ENDPOINT_URL", store.as_str()), ("AWS_ACCESS_KEY_ID", "a"), ("AWS_SECRET_ACCESS_KEY", "b")];
     let sinks = [
-        (format!("otlp+https://localhost:{https}"), "/v1development/profiles "),
-        (format!("otlp+grpcs://localhost:{grpc}"), "Export "),
+        (format!("otlp+https://localhost:{port}"), "/v1development/profiles "),
         ("s3://profiles".to_owned(), "/profiles/v1/samples/"),
     ];
     for (sink, served) in sinks {
@@ -215,7 +213,7 @@ fn settings_that_cannot_work_are_refused_at_the_start() {
         ("gs://a", "gs:// is not a scheme"),
         ("s3://", "names no bucket"),
         ("otlp+http://", "names no host"),
-        ("otlp+grpc://a:b:c", "names no host"),
+        ("otlp+https://a:b:c", "names no host"),
     ] {
         let output = vprof(["agent", "--to", sink]).output().unwrap();
         assert_eq!(output.status.code(), Some(2), "{sink}");

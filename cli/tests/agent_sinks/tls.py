@@ -1,18 +1,15 @@
-"""Serves HTTPS and gRPC with a certificate of an authority that it makes.
+"""Serves HTTPS with a certificate of an authority that it makes.
 
 Usage: tls.py DIRECTORY
 
-Writes the authority's certificate into ca.pem of the directory, prints the ports of HTTPS and gRPC, and a line for each
-request that was served: its name, and the length of its body.
+Writes the authority's certificate into ca.pem of the directory, prints the port, and a line for each request that was
+served: its path, and the length of its body.
 """
 import http.server
 import ssl
 import sys
-import threading
-from concurrent import futures
 from pathlib import Path
 
-import grpc
 import trustme
 
 directory = Path(sys.argv[1])
@@ -37,25 +34,9 @@ class Handler(http.server.BaseHTTPRequestHandler):
         pass
 
 
-def export(request, context):
-    print('Export', len(request), flush=True)
-    return b''
-
-
 web = http.server.ThreadingHTTPServer(('127.0.0.1', 0), Handler)
 context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
 certificate.configure_cert(context)
 web.socket = context.wrap_socket(web.socket, server_side=True)
-threading.Thread(target=web.serve_forever, daemon=True).start()
-
-server = grpc.server(futures.ThreadPoolExecutor(1), options=[('grpc.max_receive_message_length', 64 << 20)])
-handlers = {'Export': grpc.unary_unary_rpc_method_handler(export)}
-service = 'opentelemetry.proto.collector.profiles.v1development.ProfilesService'
-server.add_generic_rpc_handlers([grpc.method_handlers_generic_handler(service, handlers)])
-chain = b''.join(part.bytes() for part in certificate.cert_chain_pems)
-port = server.add_secure_port(
-    '127.0.0.1:0', grpc.ssl_server_credentials([(certificate.private_key_pem.bytes(), chain)])
-)
-server.start()
-print(web.server_port, port, flush=True)
-server.wait_for_termination()
+print(web.server_port, flush=True)
+web.serve_forever()

@@ -32,8 +32,8 @@ use crate::pprof::{signed, whole};
 use crate::sums::{SampleKey, Sum, keyed};
 use crate::{ExportError, Format, Request};
 
-/// Size above which a message of the agent ends, bytes, by an estimate that is rather too large: receivers of
-/// gRPC take 4 MiB (grpc's `MaxRecvMsgSize`).
+/// Size above which a message of the agent ends, bytes, by an estimate that is rather too large: a collector
+/// may pass it on by gRPC, whose receivers take 4 MiB (grpc's `MaxRecvMsgSize`).
 const MESSAGE_BYTES: usize = 3 << 20;
 /// Largest message, bytes (protobuf.dev, "Total Size": 2 GiB).
 const MOST_BYTES: usize = i32::MAX as usize;

@@ -10,7 +10,7 @@ WITH
     SELECT 'after' AS side, host, covered_ns / inclusion AS covered FROM after_vms
   ),
   by_host AS (
-    SELECT side, host, 1 AS one, sum(covered) AS host_ns FROM machines GROUP BY side, host
+    SELECT side, host, sum(covered) AS host_ns FROM machines GROUP BY side, host
   ),
   names AS (
     SELECT 'before' AS side
@@ -21,8 +21,7 @@ WITH
   sides AS (
     SELECT
       n.side AS side,
-      -- Engines fill rows that are not there with null, or with 0.
-      CAST(sum(coalesce(h.one, 0)) AS BIGINT) AS hosts,
+      count(h.host) AS hosts,
       sum(h.host_ns) AS base_ns,
       sum(h.host_ns * h.host_ns) AS squares
     FROM names AS n

@@ -139,9 +139,8 @@ fn the_sql_is_printed_for_other_clients() {
     let spark = printed("print=spark");
     assert!(spark.contains(r"it\'s the lake/v1/vcpus") && spark.contains(r"LIKE 'it\'s%'"), "{spark}");
     assert!(spark.contains(r"',a=\\,'") && spark.contains("TEMPORARY VIEW chosen_vcpus"), "{spark}");
-    assert!(printed("print=clickhouse").contains("file('"));
-    let bucket = run(["fleet", "top", "--engine", "print=clickhouse", "--lake", "s3://profiles/a"]);
-    assert!(stdout(&bucket).contains("FROM s3('s3://profiles/a/v1/samples/"), "{}", stdout(&bucket));
+    let bucket = run(["fleet", "top", "--engine", "print", "--lake", "s3://profiles/a"]);
+    assert!(stdout(&bucket).contains("read_parquet('s3://profiles/a/v1/samples/"), "{}", stdout(&bucket));
 }
 
 #[test]

@@ -52,7 +52,7 @@ pub struct FleetArgs {
     #[arg(long, default_value = "/var/lib/vprof/lake", value_name = "LAKE")]
     pub lake: String,
 
-    /// The engine: duckdb, spark, spark://HOST:PORT, or print, print=spark and print=clickhouse for SQL alone
+    /// The engine: duckdb, spark, spark://HOST:PORT, or print and print=spark for SQL alone
     #[arg(long, default_value = "duckdb", value_name = "ENGINE")]
     pub engine: Engine,
 

@@ -45,9 +45,8 @@ impl FromStr for Engine {
             "spark" => Self::Spark("local[*]".to_owned()),
             "print" | "print=duckdb" => Self::Print(Dialect::DuckDb),
             "print=spark" => Self::Print(Dialect::Spark),
-            "print=clickhouse" => Self::Print(Dialect::ClickHouse),
             _ if text.starts_with("spark://") => Self::Spark(text.to_owned()),
-            _ => return Err("not duckdb, spark, spark://HOST:PORT, print, print=spark or print=clickhouse"),
+            _ => return Err("not duckdb, spark, spark://HOST:PORT, print or print=spark"),
         })
     }
 }

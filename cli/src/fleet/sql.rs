@@ -13,8 +13,6 @@ pub enum Dialect {
     DuckDb,
     /// Apache Spark.
     Spark,
-    /// ClickHouse.
-    ClickHouse,
 }
 
 /// Key of a condition of `--before` and `--after`.
@@ -77,7 +75,6 @@ impl Dialect {
         match self {
             Self::DuckDb => include_str!("../../../fleet/views/duckdb.sql"),
             Self::Spark => include_str!("../../../fleet/views/spark.sql"),
-            Self::ClickHouse => include_str!("../../../fleet/views/clickhouse.sql"),
         }
     }
 
@@ -86,20 +83,17 @@ impl Dialect {
         match self {
             Self::DuckDb => "CREATE OR REPLACE VIEW",
             Self::Spark => "CREATE OR REPLACE TEMPORARY VIEW",
-            Self::ClickHouse => "CREATE VIEW",
         }
     }
 
     /// Returns a text as a literal.
     fn literal(self, text: &str) -> String {
-        let text = text.replace('\'', "''");
-        match self {
-            Self::DuckDb => format!("'{text}'"),
-            // In these, a backslash begins an escape.
-            Self::Spark | Self::ClickHouse => {
-                format!("'{}'", text.replace('\\', "\\\\").replace("''", "\\'"))
-            }
-        }
+        let text = match self {
+            Self::DuckDb => text.replace('\'', "''"),
+            // A backslash begins an escape.
+            Self::Spark => text.replace('\\', "\\\\").replace('\'', "\\'"),
+        };
+        format!("'{text}'")
     }
 
     /// Returns the condition that a column has this name; `*` in it stands for any characters.
@@ -118,7 +112,7 @@ impl Dialect {
                 _ => pattern.push(c),
             }
         }
-        // The others have that escape by default.
+        // Spark has that escape by default.
         let escape = if self == Self::DuckDb { " ESCAPE '\\'" } else { "" };
         format!("{column} LIKE {}{escape}", self.literal(&pattern))
     }
@@ -126,12 +120,7 @@ impl Dialect {
     /// Returns the condition that the labels have this one.
     fn has_label(self, label: &str) -> String {
         // A `*` in it is its own.
-        let text = format!(",{label},");
-        match self {
-            Self::DuckDb => format!("contains(',' || group_ || ',', {})", self.literal(&text)),
-            Self::Spark => format!("contains(concat(',', group_, ','), {})", self.literal(&text)),
-            Self::ClickHouse => format!("position(concat(',', group_, ','), {}) > 0", self.literal(&text)),
-        }
+        format!("contains(',' || group_ || ',', {})", self.literal(&format!(",{label},")))
     }
 
     /// Returns the condition that a window begins on this day (UTC).
@@ -139,7 +128,6 @@ impl Dialect {
         let text = match self {
             Self::DuckDb => "strftime(t, '%Y-%m-%d')",
             Self::Spark => "date_format(t, 'yyyy-MM-dd')",
-            Self::ClickHouse => "formatDateTime(t, '%Y-%m-%d')",
         };
         format!("{text} = {}", self.literal(day))
     }
@@ -170,16 +158,13 @@ fn filter(conditions: &[String]) -> String {
 /// choose.
 pub(super) fn views(args: &FleetArgs, dialect: Dialect) -> String {
     // Between quotes in the files. An engine may be started elsewhere.
-    let is_address = args.lake.contains("://");
-    let absolute = if is_address { None } else { std::path::absolute(&args.lake).ok() };
+    let absolute = if args.lake.contains("://") { None } else { std::path::absolute(&args.lake).ok() };
     let lake = absolute.as_ref().map_or(args.lake.as_str().into(), |path| path.to_string_lossy());
     let quoted = dialect.literal(&lake);
     let lake = quoted.get(1..quoted.len().saturating_sub(1)).unwrap_or_default();
     let mut text = String::new();
     for statement in dialect.tables().lines().filter(|line| !line.starts_with("--")) {
-        // ClickHouse reads addresses by another function.
-        let function = if is_address { "FROM s3(" } else { "FROM file(" };
-        text.push_str(&statement.replace("FROM file(", function).replace("LAKE", lake));
+        text.push_str(&statement.replace("LAKE", lake));
         text.push('\n');
     }
     let mut machine: Vec<String> = Vec::new();

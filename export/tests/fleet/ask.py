@@ -1,7 +1,7 @@
 """Asks every question of fleet/ of one engine, makes larger files of a day and asks again, and prints the answers as
 JSON.
 
-Usage: ask.py duckdb|clickhouse|spark FLEET LAKE DAY [MASTER]
+Usage: ask.py duckdb|spark FLEET LAKE DAY [MASTER]
 """
 import json
 import sys
@@ -28,17 +28,6 @@ def duckdb():
         answer = connection.execute(sql)
         names = [column[0] for column in answer.description or []]
         return [dict(zip(names, row)) for row in answer.fetchall()]
-    return run, 'CREATE VIEW'
-
-
-def clickhouse():
-    from chdb import session
-    session = session.Session()
-    session.query('CREATE DATABASE lake ENGINE = Memory')
-    session.query('USE lake')
-    def run(sql):
-        lines = str(session.query(sql, 'JSONEachRow')).splitlines()
-        return [json.loads(line) for line in lines]
     return run, 'CREATE VIEW'
 
 
@@ -97,8 +86,7 @@ def answers(lake):
 
 found = {'lake': answers(lake)}
 compact = lake + '-of-' + engine
-for table in ('samples', 'stacks', 'vcpus', 'tasks', 'vms') if engine == 'clickhouse' else ('',):
-    Path(compact, 'v1', table, *(('day=' + day, 'hour=all') if table else ())).mkdir(parents=True)
+Path(compact, 'v1').mkdir(parents=True)
 # The second time replaces what the first has written.
 for _ in range(2):
     run_file(f'compact/{engine}.sql', {'COMPACT': compact, 'DAY': day})

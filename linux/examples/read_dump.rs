@@ -1,7 +1,7 @@
 //! Reads a dump of a guest's RAM: prints what is found and how long each step took.
 //!
 //! ```text
-//! cargo run --release -p symbols --example read_dump -- RAM CR3 [la57] [kallsyms=FILE] [tasks=FILE]
+//! cargo run --release -p linux --example read_dump -- RAM CR3 [la57] [kallsyms=FILE] [tasks=FILE]
 //! ```
 //!
 //! RAM is the guest's memory from physical address 0. With QEMU's monitor: `stop`, then

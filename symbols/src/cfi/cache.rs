@@ -10,15 +10,6 @@ const ROWS: usize = 1 << 14;
 /// every walk.
 const WAYS: usize = 4;
 
-/// Hits and misses of the rows of walks.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
-pub struct CacheUse {
-    /// Rows that were in the cache.
-    pub hits: u64,
-    /// Computed from the tables.
-    pub misses: u64,
-}
-
 /// A row and whose it is.
 #[derive(Debug)]
 struct CacheSlot {
@@ -33,12 +24,11 @@ struct CacheSlot {
 pub(super) struct RowCache {
     /// Places of one address after those of another, made when they are used: few are for most programs.
     sets: Box<[Option<Box<[CacheSlot; WAYS]>>]>,
-    pub(super) used: CacheUse,
 }
 
 impl RowCache {
     pub fn new() -> Self {
-        Self { sets: (0..ROWS / WAYS).map(|_| None).collect(), used: CacheUse::default() }
+        Self { sets: (0..ROWS / WAYS).map(|_| None).collect() }
     }
 
     /// Returns the row of `address` in `image`: kept, or made by `compute`. What `compute` fails at is not
@@ -55,13 +45,8 @@ impl RowCache {
         let ways = set.get_or_insert_with(|| Box::new(std::array::from_fn(|_| empty())));
         let known = ways.iter().position(|slot| slot.address == address && slot.image == image);
         match known.filter(|_| address != NEVER) {
-            Some(0) => self.used.hits += 1,
-            Some(way) => {
-                self.used.hits += 1;
-                ways[..=way].rotate_right(1);
-            }
+            Some(way) => ways[..=way].rotate_right(1),
             None => {
-                self.used.misses += 1;
                 let row = compute()?;
                 ways.rotate_right(1);
                 ways[0] = CacheSlot { image, address, row };
@@ -96,7 +81,6 @@ mod tests {
         assert_eq!(row(1, 0x1000, CfiRow::Outermost), CfiRow::Bad);
         assert_eq!(row(2, 0x1000, CfiRow::Outermost), CfiRow::Outermost);
         assert_eq!(row(0, u64::MAX, CfiRow::Bad), CfiRow::Bad);
-        assert_eq!(cache.used, CacheUse { hits: 1, misses: 3 });
     }
 
     #[test]

@@ -36,7 +36,6 @@ mod tests;
 mod walk;
 mod work_budget;
 
-pub use cache::CacheUse;
 pub use end::{UserEnd, UserWalkError};
 pub use frame::{FrameDoubt, UserFrame};
 pub use images::{CodeMapping, CodeMappings, GeneratedCaller, ImageCode, KnownRegisters};

@@ -153,7 +153,8 @@ impl CfiTable {
     }
 
     /// Returns the number of functions in the index.
-    pub fn functions(&self) -> usize {
+    #[cfg(test)]
+    pub(super) fn functions(&self) -> usize {
         [&self.eh_frame, &self.debug_frame].into_iter().flatten().map(|section| section.index.len()).sum()
     }
 

@@ -8,7 +8,7 @@ use super::images::{CodeMapping, CodeMappings, GeneratedCaller, ImageCode};
 use super::path_memory::PathMemory;
 use super::row::{CfiRow, RowContext};
 use super::work_budget::WorkBudget;
-use super::{CacheUse, UserEnd, UserWalkError};
+use super::{UserEnd, UserWalkError};
 use crate::address::{AddressKind, CodeAddr, VirtAddr};
 use crate::registers::{Registers, StackMemory};
 
@@ -35,11 +35,6 @@ impl UserUnwinder {
     /// ones and by paths through code without CFI, to 10 MB at most.
     pub fn new() -> Self {
         Self { cache: RowCache::new(), paths: PathMemory::default(), context: Box::new(RowContext::new_in()) }
-    }
-
-    /// Returns the hits and misses of the cache of rows.
-    pub fn cache_use(&self) -> CacheUse {
-        self.cache.used
     }
 
     /// Passes the frame of `registers` and then its callers to `push`, at most `limit` frames in all, and

@@ -1,9 +1,7 @@
 //! Walks this process's own stack, through the C library's CFI, and compares with libgcc's unwinder.
 #![cfg(all(target_arch = "x86_64", target_os = "linux", target_env = "gnu"))]
 
-#[path = "../examples/unwind_process/process.rs"]
-#[allow(dead_code)]
-mod process;
+mod mappings;
 
 use std::cell::RefCell;
 use std::ffi::{c_int, c_void};
@@ -11,7 +9,7 @@ use std::fs::File;
 use std::mem::MaybeUninit;
 use std::os::unix::fs::FileExt;
 
-use process::{Files, Mappings};
+use mappings::Mappings;
 use symbols::cfi::{CodeMapping, CodeMappings, ImageCode, UserEnd, UserFrame, UserUnwinder, UserWalkError};
 use symbols::{LinkAddr, Registers, StackMemory, VirtAddr};
 
@@ -90,8 +88,7 @@ fn registers() -> Registers {
 #[inline(never)]
 fn capture() {
     let registers = registers();
-    let maps = std::fs::read_to_string("/proc/self/maps").unwrap();
-    let mappings = Mappings::new(&maps, &mut Files::new());
+    let mappings = Mappings::own();
     let own = Own(File::open("/proc/self/mem").unwrap());
     let mut frames = Vec::new();
     let mut unwinder = UserUnwinder::new();

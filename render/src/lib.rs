@@ -1,8 +1,9 @@
 //! A profile as text for people: aligned tables that fit the terminal, numbers in human units, escaped names.
 //!
-//! Each view of a report has a module with a function that takes what `profile` computed and a [`PageLayout`],
-//! and returns the text. For example, [`tree::render`] turns a call tree into indented lines. Nothing here
-//! prints, starts a process or opens a guest, because the same text goes to a terminal, a pager and a file.
+//! Each view of a report has a module with a function that takes what `profile` computed and a
+//! [`PageLayout`], and returns the text. For example, [`tree::render`] turns a call tree into indented lines.
+//! Nothing here prints, starts a process or opens a guest, because the same text goes to a terminal, a pager
+//! and a file.
 
 pub mod annotate;
 pub mod boot;

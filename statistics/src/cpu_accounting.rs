@@ -1,8 +1,9 @@
-//! What a Linux kernel counts about CPU time: the numbers behind getrusage, `/proc/PID/stat` and `/proc/stat`.
+//! What a Linux kernel counts about CPU time: the numbers behind getrusage, `/proc/PID/stat` and
+//! `/proc/stat`.
 //!
 //! They are here, and not beside the code that reads them from a guest, because a report needs them too: a
-//! program that only reads profiles then compiles without the reader of guests. For example, a profile keeps a
-//! thread's ticks, and [`CpuTime::reported`] divides its run time by them, as the kernel does for `ps`.
+//! program that only reads profiles then compiles without the reader of guests. For example, a profile keeps
+//! a thread's ticks, and [`CpuTime::reported`] divides its run time by them, as the kernel does for `ps`.
 
 use serde::{Deserialize, Serialize};
 

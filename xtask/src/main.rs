@@ -60,7 +60,7 @@ enum XtaskCommand {
     Docs(docs::DocsArgs),
     /// Draw the pictures of the documents from a run of the demo guest
     Pictures,
-    /// Check the wording of comments, messages and documents, links, and widths of lines
+    /// Check links of documents, and widths of lines
     Lint(lint::LintArgs),
     /// Make an image
     #[command(subcommand)]

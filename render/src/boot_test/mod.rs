@@ -2,8 +2,8 @@
 //! service.
 //!
 //! For example, a guest that hangs gives a [`BootAttempt`] with the verdict [`BootVerdict::HangIdle`], a
-//! [`BootCheck`] that failed, and the stacks of the tasks that sleep. The judging is not done here, because it
-//! needs the run; these are only its results.
+//! [`BootCheck`] that failed, and the stacks of the tasks that sleep. These are only the results:
+//! `vprof boot` judges, because that needs the run.
 
 pub mod junit;
 pub mod markdown;

@@ -19,6 +19,7 @@ use profile::merge::MergeError;
 use profile::report::ReportError;
 use profile::store::{CreateError, EditError, ProfileError, QueryError};
 use text::message::{Reason, Shown};
+use tui::ViewError;
 use vmm::StartError;
 
 #[cfg(feature = "fleet")]
@@ -396,6 +397,17 @@ pub enum BaselineError {
         /// Host of these boots.
         boots: String,
     },
+}
+
+impl From<ViewError> for Error {
+    fn from(error: ViewError) -> Self {
+        match error {
+            ViewError::System { action, source } => Self::System { action, source },
+            ViewError::Profile(error) => error.into(),
+            ViewError::Report(error) => error.into(),
+            ViewError::NoData(path) => Self::NoData(path),
+        }
+    }
 }
 
 impl Error {

@@ -16,7 +16,6 @@ mod annotate;
 mod args;
 mod attach;
 mod boot;
-mod browse;
 mod cmdline;
 mod completion;
 mod config;
@@ -43,7 +42,6 @@ mod rusage;
 mod selftest;
 mod stat;
 mod symbolize;
-mod terminal;
 mod top;
 
 use std::error::Error as _;

@@ -12,9 +12,11 @@ use profile::{Filter, Profile, Report, Sort};
 use serde::Serialize;
 use text::csv::Formulas;
 use text::message::write_stderr;
+use tui::browse::BrowseView;
+use tui::frame;
+use tui::screen::check_terminal;
 
 use crate::args::ReportArgs;
-use crate::browse;
 use crate::errors::{Error, ExitCode, UsageError};
 use crate::output::{stdout_error, write_json, write_text};
 use crate::pager::{page, page_long};
@@ -44,7 +46,7 @@ pub fn command(args: &ReportArgs) -> Result<ExitCode, Error> {
     let other = views.contains(&true);
     let asked = args.json || args.csv || other || !args.by.is_empty();
     if args.interactive && !asked && args.callers.is_none() && args.callees.is_none() {
-        return browse::command(args);
+        return browse(args);
     }
     if args.boot {
         return boot_report(args);
@@ -93,6 +95,18 @@ pub fn command(args: &ReportArgs) -> Result<ExitCode, Error> {
         };
         page(&text)?;
     }
+    Ok(ExitCode::Done)
+}
+
+/// Shows the part of the profile that the options choose, until the user quits.
+fn browse(args: &ReportArgs) -> Result<ExitCode, Error> {
+    check_terminal().map_err(|_| UsageError::NoScreen)?;
+    let mut view = BrowseView::open(&args.profile, args.to_filter())?;
+    let runtime = tokio::runtime::Builder::new_current_thread()
+        .enable_all()
+        .build()
+        .map_err(|source| Error::System { action: "start the runtime", source })?;
+    runtime.block_on(frame::show(&mut view, attach::stop_process))?;
     Ok(ExitCode::Done)
 }
 

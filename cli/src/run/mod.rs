@@ -33,9 +33,9 @@ use crate::args::{ConsoleDevice, RunArgs};
 use crate::cmdline::cmdline;
 use crate::errors::{Error, ExitCode, UsageError};
 use crate::output::{PRIVATE, is_database};
-use crate::terminal;
 use recording::{KeySource, Recorded, Recording, Streams, random_seed};
 use screen::ConsoleTarget;
+use tui::terminal;
 
 /// Runs the command.
 pub fn command(args: &RunArgs) -> Result<ExitCode, Error> {

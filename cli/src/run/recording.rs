@@ -22,9 +22,9 @@ use super::{output, serial};
 use crate::args::{RecordingArgs, file_identity};
 use crate::errors::{Error, ExitCode, UsageError};
 use crate::output::ignore_closed_pipe;
-use crate::terminal::{ESCAPE, KeyReader, RawMode};
 use crate::top::{self, own_run::ViewThread};
 use crate::{report, symbolize};
+use tui::terminal::{ESCAPE, KeyReader, RawMode};
 
 /// Time limit for writing the console's last output.
 const CONSOLE_LIMIT: Duration = Duration::from_secs(2);
@@ -100,7 +100,7 @@ impl<'a> Recording<'a> {
             return Err(UsageError::FixedClock.into());
         }
         if args.top {
-            top::terminal::check()?;
+            top::check()?;
         }
         output::check(args)?;
         Ok(Self { args, places: symbolize::named_places(&args.debug)? })

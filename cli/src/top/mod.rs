@@ -1,41 +1,21 @@
 //! `vprof top`: a run in progress, live on a terminal.
-//!
-//! ```text
-//!  [`control::WatchedRun`] ──snapshots──▶ [`state::ViewState`] ──▶ [`draw::screen`] ──▶ terminal
-//!        ▲                                     ▲
-//!        └──────────────commands───────────────┴──keys── [`keys::KeyParser`]
-//! ```
-//!
-//! Between two refreshes there is work only for a key or a signal, and only changes are written.
 
-mod backend;
-mod control;
-mod details;
-pub mod draw;
-#[cfg(test)]
-mod fixture;
-mod history;
-pub mod keys;
-pub mod list;
 pub mod own_run;
-pub mod panes;
 mod remote;
-pub mod show;
-pub mod state;
-pub mod table;
-pub mod terminal;
 
 use host::control::place;
+use tui::frame;
+use tui::live::LiveView;
+use tui::live::state::ViewState;
+use tui::screen::{UnusableTerminal, check_terminal};
 
 use crate::args::TopArgs;
-use crate::errors::{Error, ExitCode};
+use crate::errors::{Error, ExitCode, UsageError};
 use remote::RemoteRun;
-use show::show;
-use state::ViewState;
 
 /// Runs the command.
 pub fn command(args: &TopArgs) -> Result<ExitCode, Error> {
-    terminal::check()?;
+    check()?;
     let found = place::connect(args.run.as_deref())?;
     let runtime = tokio::runtime::Builder::new_current_thread()
         .enable_all()
@@ -44,10 +24,19 @@ pub fn command(args: &TopArgs) -> Result<ExitCode, Error> {
     let mut state = ViewState::new(args.display, false);
     runtime.block_on(async {
         let mut run = RemoteRun::new(found.stream, state.view(), args.display).await?;
-        show(&mut run, &mut state).await
+        let mut view = LiveView { run: &mut run, state: &mut state };
+        frame::show(&mut view, ::attach::stop_process).await
     })?;
     if let Some(reason) = state.ended {
         text::stderr_line!("vprof: {reason}");
     }
     Ok(ExitCode::Done)
+}
+
+/// Checks that this terminal can show a live view.
+pub fn check() -> Result<(), Error> {
+    check_terminal().map_err(|reason| match reason {
+        UnusableTerminal::NoTerminal => UsageError::NoTerminal.into(),
+        UnusableTerminal::Plain(term) => UsageError::PlainTerminal(term).into(),
+    })
 }

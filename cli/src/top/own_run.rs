@@ -9,11 +9,12 @@ use profile::live::{SharedTables, View};
 use tokio::sync::{mpsc, oneshot, watch};
 use tokio::time::{Interval, MissedTickBehavior, interval};
 
-use super::control::{RunCommand, RunEvent, WatchedRun};
-use super::show::show;
-use super::state::ViewState;
+use tui::live::LiveView;
+use tui::live::control::{RunCommand, RunEvent, WatchedRun};
+use tui::live::state::ViewState;
+use tui::{frame, terminal};
+
 use crate::errors::Error;
-use crate::terminal;
 
 /// Time between two refreshes.
 const EVERY: Duration = Duration::from_millis(500);
@@ -63,7 +64,8 @@ impl ViewThread {
                     preparing: false,
                     latest: None,
                 };
-                show(&mut run, &mut state).await
+                let mut view = LiveView { run: &mut run, state: &mut state };
+                frame::show(&mut view, ::attach::stop_process).await
             })
         };
         let thread = std::thread::Builder::new().name("vprof-top".to_owned()).spawn(view);
@@ -125,6 +127,8 @@ impl OwnRun {
 }
 
 impl WatchedRun for OwnRun {
+    type Error = Error;
+
     async fn next(&mut self) -> RunEvent {
         loop {
             if let Some(sentence) = self.message.take() {

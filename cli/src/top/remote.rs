@@ -10,7 +10,8 @@ use profile::live::View;
 use text::clean::escaped;
 use text::message::Reason;
 
-use super::control::{RunCommand, RunEvent, WatchedRun};
+use tui::live::control::{RunCommand, RunEvent, WatchedRun};
+
 use crate::errors::Error;
 
 /// Connection to a run.
@@ -32,6 +33,8 @@ impl RemoteRun {
 }
 
 impl WatchedRun for RemoteRun {
+    type Error = Error;
+
     async fn next(&mut self) -> RunEvent {
         match self.viewer.next().await {
             Ok(viewer::Event::Snapshot(snapshot)) => RunEvent::Snapshot(snapshot),

@@ -99,8 +99,10 @@ fn a_bucket_has_the_files_of_a_lake_also_after_the_store_was_away() {
     let failed = agent.says("s3://profiles/a/lake has not taken v1/samples/");
     assert!(failed.contains("connection refused"), "{failed}");
     agent.says("alpha-20251124T16-0 stays in the spool: s3://profiles/a/lake is tried again in 10 s");
-    // The other sink did not wait.
-    assert!(agent.seen.contains(" of 2 recordings in "), "{}", agent.seen);
+    // The other sink does not wait for this one; either may be the first to say something.
+    if !agent.seen.contains(" of 2 recordings in ") {
+        agent.says(" of 2 recordings in ");
+    }
     assert_eq!(files(&lake).len(), 5);
     assert!(window.join("id1-0.vprof").exists());
     let store = ObjectStore::start(&programs, port);

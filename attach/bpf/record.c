@@ -74,7 +74,7 @@ struct bpf_map_def {
 #define PT_REGS_SP 152
 // Bytes below RSP that a function may use (System V ABI, AMD64 supplement 1.0, 3.2.2).
 #define RED_ZONE 128
-// Bytes below RSP in the kernel's entry code that a sample needs (linux/src/stack/reader.rs, BELOW_RSP).
+// Bytes below RSP in the kernel's entry code that a sample needs (guest-linux/src/stack/reader.rs, BELOW_RSP).
 #define BELOW_KERNEL_RSP 136
 // Kernel stacks that have interrupted each other.
 #define STACKS 3

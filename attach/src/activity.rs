@@ -1,7 +1,7 @@
 //! Activity of a foreign vCPU, inferred from its thread and its registers.
 
+use guest_linux::{AddressSpace, PhysicalMemory, VirtAddr};
 use kvm_bindings::{kvm_regs, kvm_sregs};
-use linux::{AddressSpace, PhysicalMemory, VirtAddr};
 use vmm::x86::{CR0_PE, CR4_LA57, EFER_LMA, OPCODE_HLT};
 use vmm::{Activity, ActivitySource, TickContext, is_at_reset};
 
@@ -60,7 +60,7 @@ impl<M: PhysicalMemory + std::fmt::Debug> ActivitySource for InferredActivity<'_
 
 #[cfg(test)]
 mod tests {
-    use linux::PhysAddr;
+    use guest_linux::PhysAddr;
 
     use super::*;
 

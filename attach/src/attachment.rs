@@ -17,8 +17,8 @@ use std::sync::{Arc, Mutex, PoisonError};
 use std::thread::{self, JoinHandle};
 use std::time::{Duration, Instant};
 
+use sandbox::ThreadKind;
 use vmm::{Observer, ThreadId, monotonic_ns};
-use wall::ThreadKind;
 
 use crate::bpf::{MixedStops, ProcessCopies, SampledTicker, SampledVm, VcpuCourse};
 use crate::capabilities::{self, SearchRight};
@@ -387,7 +387,7 @@ impl<O: Send + 'static> Attachment<O> {
     fn spawn(&self, name: String, run: impl FnOnce() -> Vec<O> + Send + 'static) -> Result<(), AttachError> {
         let behind_wall = move || {
             capabilities::drop_search();
-            wall::enter_thread(ThreadKind::Ticker);
+            sandbox::enter_thread(ThreadKind::Ticker);
             run()
         };
         let spawned = thread::Builder::new().name(name).spawn(behind_wall);

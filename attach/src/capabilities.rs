@@ -88,8 +88,8 @@ pub fn confine_process() -> io::Result<()> {
     Ok(())
 }
 
-/// Drops what [`confine_process`] or the wall has kept from this thread: the command, or the thread, does not
-/// attach.
+/// Drops what [`confine_process`] or the sandbox has kept from this thread: the command, or the thread, does
+/// not attach.
 ///
 /// # Errors
 /// The capabilities could not be dropped.
@@ -97,7 +97,7 @@ pub fn drop_all() -> io::Result<()> {
     if CONFINED.load(Ordering::SeqCst) { set(0, 0) } else { Ok(()) }
 }
 
-/// Returns the set that an attached process keeps inside its wall. `sampled` is true if the host's kernel
+/// Returns the set that an attached process keeps inside its sandbox. `sampled` is true if the host's kernel
 /// takes the samples.
 pub fn kept(sampled: bool) -> u64 {
     let by_kernel = 1 << CAP_PERFMON | 1 << CAP_BPF;
@@ -105,7 +105,7 @@ pub fn kept(sampled: bool) -> u64 {
 }
 
 /// Lets each thread drop what it does not need from here on, also if the rights are root's: the process is
-/// inside its wall.
+/// inside its sandbox.
 pub fn limit_threads() {
     CONFINED.store(true, Ordering::SeqCst);
 }

@@ -1,5 +1,5 @@
-//! Open descriptors of another process, by a directory in /proc that is opened once: a process inside a wall
-//! can list them without opening a file.
+//! Open descriptors of another process, by a directory in /proc that is opened once: a process inside a
+//! sandbox can list them without opening a file.
 
 use std::ffi::OsString;
 use std::io;

@@ -7,8 +7,8 @@ use std::thread::{self, JoinHandle};
 use std::time::{Duration, Instant};
 
 use kvm_bindings::KVM_EXIT_HLT;
+use sandbox::ThreadKind;
 use vmm::ThreadId;
-use wall::ThreadKind;
 
 use crate::bpf::SampledVm;
 use crate::memory::{ForeignMemory, LayoutProver, ProofAttempt};
@@ -182,7 +182,7 @@ impl Watcher {
     /// Starts the thread.
     pub(crate) fn start(self) -> io::Result<JoinHandle<()>> {
         let behind_wall = move || {
-            wall::enter_thread(ThreadKind::Watcher);
+            sandbox::enter_thread(ThreadKind::Watcher);
             self.run();
         };
         thread::Builder::new().name("attach".to_owned()).spawn(behind_wall)

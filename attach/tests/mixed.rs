@@ -121,7 +121,7 @@ fn both_kinds_of_samples_find_the_guest_where_it_is() {
     let target = find(EngineChoice::Bpf, KernelRegisters::Partial, vm.pid()).unwrap();
     assert!(target.is_sampled() && target.has_mixed_stacks(), "{}", target.engine_sentence());
     assert!(target.engine_sentence().contains("50 times a second"), "{}", target.engine_sentence());
-    assert!(matches!(target.reach(), wall::Reach::Kernel { threads, .. } if threads.len() == 2));
+    assert!(matches!(target.reach(), sandbox::Reach::Kernel { threads, .. } if threads.len() == 2));
     let progress: Arc<Progress> = Arc::default();
     let recorder = |_| MixedRecorder { progress: Arc::clone(&progress), ..MixedRecorder::default() };
     let attached = Attachment::start(target, recorder).unwrap();

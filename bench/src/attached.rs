@@ -30,7 +30,7 @@ use vmm::{
 use crate::kick::{BareKicks, COUNT, CountingSink, DEPTH, FOUND_LIMIT, SEED};
 use crate::programs::{ProgramRuns, ProgramTimes};
 use crate::table::{TableRow, median};
-use crate::{attached_wall, crowd, dump, exits};
+use crate::{attached_sandbox, crowd, dump, exits};
 
 /// Number of rounds; the median of them counts.
 const ROUNDS: usize = 9;
@@ -490,7 +490,7 @@ pub fn write_memory(stopped: &StoppedGuest, directory: &Path) -> anyhow::Result<
 pub fn measure(stopped: &StoppedGuest, directory: &Path, print: impl Fn(&[TableRow])) -> anyhow::Result<()> {
     let (ram, empty) = write_memory(stopped, directory)?;
     print(&slow_down(&ram)?);
-    print(&attached_wall::rows(&ram)?);
+    print(&attached_sandbox::rows(&ram)?);
     print(&[program(&ram)?]);
     print(&exits::rows(&ram)?);
     print(&[checked(&empty)?]);

@@ -3,7 +3,7 @@
 use std::path::Path;
 use std::time::{Duration, Instant};
 
-use linux::{FindStep, Kernel, ScanResult};
+use guest_linux::{FindStep, Kernel, ScanResult};
 use profile::ProfileWriter;
 use sampler::bench::{StackFigures, StoppedGuest, stack_figures};
 use vmm::x86::CR4_LA57;

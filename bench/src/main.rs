@@ -10,20 +10,20 @@ use symbols::names::OpenFiles;
 
 mod agent;
 mod attached;
-mod attached_wall;
+mod attached_sandbox;
 mod child;
 mod crowd;
 mod dump;
 mod exits;
 mod fleet;
 mod guest;
+mod guest_sandbox;
 mod kick;
 mod machine;
 mod names;
 mod pipeline;
 mod programs;
 mod table;
-mod wall;
 
 fn main() -> anyhow::Result<()> {
     let arguments: Vec<OsString> = std::env::args_os().skip(1).collect();
@@ -42,12 +42,12 @@ fn main() -> anyhow::Result<()> {
             }
             Some("exits") => exits::guest(path, exits::FREQUENT),
             Some("rare-exits") => exits::guest(path, exits::RARE),
-            Some("wall") => child::report(&wall::measure(path)?),
-            // Inside that wall the peak of memory cannot be read.
-            Some("attached-wall") => attached_wall::measure(path),
+            Some("sandbox") => child::report(&guest_sandbox::measure(path)?),
+            // Inside that sandbox the peak of memory cannot be read.
+            Some("attached-sandbox") => attached_sandbox::measure(path),
             _ => bail!(
                 "usage: bench, or bench summary|functions|folded|page PROFILE, or bench merge DIRECTORY, \
-                 or bench names FILE, or bench wall on|off, or bench attached-wall on/PID|off/PID, \
+                 or bench names FILE, or bench sandbox on|off, or bench attached-sandbox on/PID|off/PID, \
                  or bench attach, or bench managed, or bench pipeline, or bench agent, \
                  or bench crowd VCPUS, or bench fleet LAKE HOURS PROFILE..."
             ),
@@ -103,7 +103,7 @@ fn main() -> anyhow::Result<()> {
         Ok(rows) => {
             print(rows);
             print(&managed()?);
-            print(&wall::rows()?);
+            print(&guest_sandbox::rows()?);
         }
         Err(reason) => eprintln!("SKIPPED what needs KVM: {reason}"),
     }

@@ -32,8 +32,8 @@ use std::time::Duration;
 use clap::error::{ContextKind, ContextValue};
 use clap::parser::ValueSource;
 use clap::{ArgMatches, Args, Command, Parser, Subcommand};
-use text::csv::Formulas;
-use text::parse::positive_time;
+use display::csv::Formulas;
+use display::parse::positive_time;
 
 use crate::errors::UsageError;
 use crate::output::is_database;
@@ -293,19 +293,19 @@ pub enum CliCommand {
         /// Descriptor of the shared memory with vprof's stops
         stops: i32,
     },
-    /// Run a guest inside a wall: the part of `vprof run` that executes it
+    /// Run a guest inside a sandbox: the part of `vprof run` that executes it
     #[command(hide = true)]
     GuestHalf {
         /// Number of the descriptor with the job
         job: i32,
     },
-    /// Profile an attached machine inside a wall: the part of `vprof attach` that reads it
+    /// Profile an attached machine inside a sandbox: the part of `vprof attach` that reads it
     #[command(hide = true)]
     AttachHalf {
         /// Number of the descriptor with the job
         job: i32,
     },
-    /// Read a disk image inside a wall: the part of `vprof run` and `vprof image` that parses it
+    /// Read a disk image inside a sandbox: the part of `vprof run` and `vprof image` that parses it
     #[command(hide = true)]
     ImageReader {
         /// Number of the descriptor with the job

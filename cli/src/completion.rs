@@ -6,11 +6,11 @@ use std::ffi::OsStr;
 use ::attach::{RunningMachine, running_machines};
 use clap_complete::engine::CompletionCandidate;
 use clap_complete::env::{CompleteEnv, Shells};
+use display::clean::escaped;
 use host::control::client::Client;
 use host::control::place;
 use host::protocol::About;
 use profile::watch::WatchCondition;
-use text::clean::escaped;
 
 use crate::errors::Error;
 use crate::output::{stdout_error, write_text};

@@ -15,10 +15,10 @@ use std::path::{Path, PathBuf};
 
 use clap::error::{ContextKind, ContextValue, ErrorKind};
 use clap::{Arg, ArgAction, Command};
-use text::suggest::suggest;
+use display::suggest::suggest;
 
-use text::clean::escaped;
-use text::message::{Reason, Shown};
+use display::clean::escaped;
+use display::message::{Reason, Shown};
 
 /// Environment variable with the path of the file; empty for no file.
 pub const VARIABLE: &str = "VPROF_CONFIG";

@@ -1,5 +1,7 @@
 //! `vprof ctl`: controls a run in progress, from scripts.
 
+use display::clean::escaped;
+use display::units;
 use host::ControlError;
 use host::control::client::Client;
 use host::control::place;
@@ -7,8 +9,6 @@ use host::protocol::control::MOST_ROWS;
 use host::protocol::{About, Request};
 use profile::live::View;
 use serde_json::Value;
-use text::clean::escaped;
-use text::units;
 
 use crate::args::{CtlArgs, CtlCommand};
 use crate::errors::{Error, ExitCode};

@@ -4,11 +4,11 @@ use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
 
 use ::export::{ExportError, write_difference};
+use display::clean::escaped;
+use display::units::rounded;
 use profile::diff::{Diff, GrowthLimit};
 use profile::report::SharesBy;
 use profile::{Filter, Profile};
-use text::clean::escaped;
-use text::units::rounded;
 
 use crate::args::{DEFAULT_PROFILE, DiffArgs, OLDER_PROFILE};
 use crate::errors::{Error, ExitCode, UsageError};
@@ -68,7 +68,7 @@ fn judged(diff: &Diff, limit: GrowthLimit) -> ExitCode {
         return ExitCode::Done;
     }
     let what = if diff.whole.command { "CPU time of the command" } else { "CPU time" };
-    text::stderr_line!("vprof: more than --fail-above allows: {what} grew {}", render::growth(time));
+    display::stderr_line!("vprof: more than --fail-above allows: {what} grew {}", render::growth(time));
     ExitCode::Expectation
 }
 
@@ -85,7 +85,7 @@ fn judged_rows(diff: &Diff, limit: f64) -> ExitCode {
     let more = grown.len().saturating_sub(SHOWN);
     let more = if more > 0 { format!(" and {more} more") } else { String::new() };
     let named = grown.iter().take(SHOWN).cloned().collect::<Vec<_>>().join(", ");
-    text::stderr_line!("vprof: more than --fail-above allows: {named}{more}");
+    display::stderr_line!("vprof: more than --fail-above allows: {named}{more}");
     ExitCode::Expectation
 }
 

@@ -165,7 +165,7 @@ fn portable_lines(portable: &Portable) -> Vec<HostFinding> {
         Some(qemu) => HostFinding {
             what: "QEMU",
             state: FindingState::Yes,
-            found: format!("{} {}", qemu.version, text::message::Shown(&qemu.path)),
+            found: format!("{} {}", qemu.version, display::message::Shown(&qemu.path)),
             note: None,
         },
         None => HostFinding {
@@ -179,7 +179,7 @@ fn portable_lines(portable: &Portable) -> Vec<HostFinding> {
         Ok(bundle) => HostFinding {
             what: "portable host",
             state: FindingState::Yes,
-            found: text::message::Shown(&bundle.directory).to_string(),
+            found: display::message::Shown(&bundle.directory).to_string(),
             note: None,
         },
         Err(not_found) => HostFinding {

@@ -10,15 +10,15 @@ mod fleet;
 use std::io;
 use std::path::{Path, PathBuf};
 
+use disk_images::ImageError;
+use display::message::{Reason, Shown};
 use host::{
     AttachedError, ControlError, GuestError, HalfError, HostError, NetworkError, PortableError, ReaderError,
     Stage,
 };
-use images::ImageError;
 use profile::merge::MergeError;
 use profile::report::ReportError;
 use profile::store::{CreateError, EditError, ProfileError, QueryError};
-use text::message::{Reason, Shown};
 use tui::ViewError;
 use vmm::StartError;
 
@@ -84,13 +84,13 @@ pub enum Error {
     #[error(transparent)]
     Profile(#[from] ProfileError),
     /// The profile has no such part. The message has names from the guest.
-    #[error("{}", text::clean::escaped(&.0.to_string()))]
+    #[error("{}", display::clean::escaped(&.0.to_string()))]
     Report(#[from] ReportError),
     /// The profile can't be created.
     #[error(transparent)]
     Create(#[from] CreateError),
     /// Profiles can't be merged.
-    #[error("{}", text::clean::escaped(&.0.to_string()))]
+    #[error("{}", display::clean::escaped(&.0.to_string()))]
     Merge(#[from] MergeError),
     /// A command for many hosts failed.
     #[cfg(feature = "fleet")]
@@ -108,7 +108,7 @@ pub enum Error {
     /// No server of debug files has answered; the number of files.
     #[error(
         "no debug file was found, and the servers of DEBUGINFOD_URLS could not answer for {}: the reasons are in the list",
-        text::units::counted(u64::try_from(*.0).unwrap_or(u64::MAX), "file")
+        display::units::counted(u64::try_from(*.0).unwrap_or(u64::MAX), "file")
     )]
     NoAnswer(usize),
     /// A query failed.
@@ -144,7 +144,7 @@ pub enum Error {
     )]
     NotADisk(PathBuf),
     /// Runs can't be compared. The message has names from the guest.
-    #[error("{}", text::clean::escaped(&.0.to_string()))]
+    #[error("{}", display::clean::escaped(&.0.to_string()))]
     Diff(#[from] profile::diff::DiffError),
     /// A baseline of boots can't be used.
     #[error(transparent)]
@@ -159,7 +159,7 @@ pub enum Error {
     #[error("{} is a profile or another database, which vprof does not replace: give --console another file", Shown(.0))]
     ConsoleOverProfile(PathBuf),
     /// An export failed. The message has names from the guest.
-    #[error("{}", text::clean::escaped(&.0.to_string()))]
+    #[error("{}", display::clean::escaped(&.0.to_string()))]
     Export(#[from] ::export::ExportError),
     /// A guest could not be run to its end.
     #[error(transparent)]
@@ -234,7 +234,7 @@ pub enum UsageError {
     #[error(
         "a live view needs a terminal with cursor control, and TERM is \"{}\": `vprof ctl tables` prints the same \
          tables once",
-        text::clean::escaped(.0)
+        display::clean::escaped(.0)
     )]
     PlainTerminal(String),
     /// An interactive report without a terminal, or on one without cursor control.
@@ -341,7 +341,7 @@ pub enum UsageError {
     )]
     NoDebugPlaces,
     /// A variable of debuginfod that has no meaning.
-    #[error("{}", text::clean::escaped(&.0.to_string()))]
+    #[error("{}", display::clean::escaped(&.0.to_string()))]
     Debuginfod(#[source] debuginfod::ConfigError),
     /// No kernel for the guests of the self-test.
     #[error(
@@ -362,7 +362,7 @@ pub enum BaselineError {
     #[error("{} is not a baseline of `vprof boot`: it is too large", Shown(.0))]
     TooLarge(PathBuf),
     /// The file is not JSON of this form.
-    #[error("{} is not a baseline of `vprof boot`: {}", Shown(.path), text::clean::escaped(&.source.to_string()))]
+    #[error("{} is not a baseline of `vprof boot`: {}", Shown(.path), display::clean::escaped(&.source.to_string()))]
     Syntax {
         /// The file.
         path: PathBuf,
@@ -388,8 +388,8 @@ pub enum BaselineError {
     /// The boots ran on another host.
     #[error(
         "the baseline is of the host \"{}\" and these boots of \"{}\": their times can't be compared",
-        text::clean::escaped(.baseline),
-        text::clean::escaped(.boots)
+        display::clean::escaped(.baseline),
+        display::clean::escaped(.boots)
     )]
     OtherHost {
         /// Host of the baseline.

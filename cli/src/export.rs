@@ -5,9 +5,9 @@ use std::io::{self, IsTerminal};
 use std::path::Path;
 
 use ::export::{ExportError, Format, Formulas, PageError, PageRequest, Request, Root, write_page};
+use display::message::Shown;
+use display::units;
 use profile::{Filter, Profile};
-use text::message::Shown;
-use text::units;
 
 use crate::args::ExportArgs;
 use crate::errors::{Error, ExitCode, UsageError};
@@ -108,7 +108,7 @@ fn finish(output: OutputTarget, args: &ExportArgs, format: Format) -> Result<Exi
     let file = fs::metadata(&args.output).ok().filter(|file| file.is_file());
     if let Some(file) = file.filter(|_| !args.quiet && io::stderr().is_terminal()) {
         let size = units::bytes(file.len());
-        text::stderr_line!("vprof: {} has {size}, in format {format}", Shown(&args.output));
+        display::stderr_line!("vprof: {} has {size}, in format {format}", Shown(&args.output));
     }
     Ok(ExitCode::Done)
 }

@@ -1,9 +1,9 @@
 //! `vprof image inspect`: the contents of a disk image, and how `vprof run` would boot it.
 
+use disk_images::{ImageInspection, NamedFile};
+use display::clean::escaped;
+use display::units;
 use host::reader;
-use images::{ImageInspection, NamedFile};
-use text::clean::escaped;
-use text::units;
 
 use crate::args::{ConsoleDevice, InspectArgs};
 use crate::cmdline::cmdline;

@@ -7,7 +7,7 @@
 //! of that guest's programs ([`selftest::guest`]).
 
 // The macros of the standard library panic where nobody reads, which replaces the exit code: see
-// `text::stderr_line!` and `output::write_text`.
+// `display::stderr_line!` and `output::write_text`.
 #![warn(clippy::print_stdout, clippy::print_stderr)]
 
 #[cfg(feature = "fleet")]
@@ -52,8 +52,8 @@ use std::process::ExitCode;
 
 use clap::error::{ContextKind, ContextValue};
 use clap::{CommandFactory, FromArgMatches};
-use text::message::write_stderr;
-use text::suggest::suggest;
+use display::message::write_stderr;
+use display::suggest::suggest;
 
 use args::{Cli, CliCommand, ImageCommand};
 
@@ -64,7 +64,7 @@ static ALLOCATOR: symbols::counted::CountingAllocator = symbols::counted::Counti
 fn main() -> ExitCode {
     // Before there is another thread, and before anything is opened.
     if let Err(error) = ::attach::capabilities::confine_process() {
-        text::stderr_line!("vprof: cannot drop capabilities: {error}");
+        display::stderr_line!("vprof: cannot drop capabilities: {error}");
         return ExitCode::FAILURE;
     }
     if host::portable::inner::is_inner() {
@@ -84,12 +84,12 @@ fn main() -> ExitCode {
     let configured = match config::apply(Cli::command(), &words) {
         Ok(configured) => configured,
         Err(error) => {
-            text::stderr_line!("vprof: {error}");
+            display::stderr_line!("vprof: {error}");
             return ExitCode::from(errors::ExitCode::Usage.number());
         }
     };
     for warning in &configured.warnings {
-        text::stderr_line!("vprof: {warning}; this is ignored");
+        display::stderr_line!("vprof: {warning}; this is ignored");
     }
     let parsed = args::with_short_help(configured.command).try_get_matches_from(&words).and_then(|matches| {
         let mut cli = Cli::from_arg_matches(&matches)?;
@@ -100,7 +100,7 @@ fn main() -> ExitCode {
         Ok(cli) => cli,
         Err(error) => {
             if let Some(left_out) = args::left_out(&error, &words).filter(|_| !cfg!(feature = "fleet")) {
-                text::stderr_line!("vprof: {left_out}");
+                display::stderr_line!("vprof: {left_out}");
                 return ExitCode::from(errors::ExitCode::Usage.number());
             }
             let file = configured.path.filter(|_| config::is_of_file(&error, &words));
@@ -117,7 +117,7 @@ fn main() -> ExitCode {
     if !cli.command.keeps_capabilities()
         && let Err(error) = ::attach::capabilities::drop_all()
     {
-        text::stderr_line!("vprof: cannot drop capabilities: {error}");
+        display::stderr_line!("vprof: cannot drop capabilities: {error}");
         return ExitCode::FAILURE;
     }
     let result = match cli.command {
@@ -154,7 +154,7 @@ fn main() -> ExitCode {
         Ok(code) => ExitCode::from(code.number()),
         Err(error) if error.is_broken_pipe() => ExitCode::SUCCESS,
         Err(error) => {
-            text::stderr_line!("vprof: {error}");
+            display::stderr_line!("vprof: {error}");
             ExitCode::from(error.exit_code().number())
         }
     }
@@ -196,13 +196,13 @@ fn unparsed(error: clap::Error, file: Option<PathBuf>) -> ExitCode {
     match printed {
         // The reader of the help may have gone.
         Err(failed) if !error.use_stderr() && failed.kind() != io::ErrorKind::BrokenPipe => {
-            text::stderr_line!("vprof: {}", output::stdout_error(failed));
+            display::stderr_line!("vprof: {}", output::stdout_error(failed));
             return ExitCode::FAILURE;
         }
         _ => {}
     }
     if let Some(file) = file {
-        text::stderr_line!("The value is in the configuration {}.", text::message::Shown(&file));
+        display::stderr_line!("The value is in the configuration {}.", display::message::Shown(&file));
     }
     ExitCode::from(u8::try_from(error.exit_code()).unwrap_or(errors::ExitCode::Usage.number()))
 }

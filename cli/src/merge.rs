@@ -2,9 +2,9 @@
 
 use std::collections::BTreeSet;
 
+use display::message::Shown;
+use display::units;
 use profile::merge::{Merged, merge};
-use text::message::Shown;
-use text::units;
 
 use crate::args::MergeArgs;
 use crate::errors::{Error, ExitCode};
@@ -23,7 +23,7 @@ pub fn command(args: &MergeArgs) -> Result<ExitCode, Error> {
     if args.json {
         write_json(&merged)?;
     } else if !args.quiet {
-        text::stderr_line!("vprof: {} has {}", Shown(&args.output), contents(&merged));
+        display::stderr_line!("vprof: {} has {}", Shown(&args.output), contents(&merged));
     }
     Ok(ExitCode::Done)
 }

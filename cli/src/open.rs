@@ -7,8 +7,8 @@ use std::path::{self, Path, PathBuf};
 use std::process::{Command, Stdio};
 use std::time::{Duration, Instant};
 
+use display::message::Shown;
 use tempfile::Builder;
-use text::message::Shown;
 
 use crate::args::OpenArgs;
 use crate::errors::{Error, ExitCode, UsageError};

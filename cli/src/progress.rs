@@ -3,8 +3,8 @@
 use std::io::{self, IsTerminal, Write};
 use std::time::{Duration, Instant};
 
-use text::clean::escaped;
-use text::units;
+use display::clean::escaped;
+use display::units;
 
 use render::{table, terminal_columns};
 

@@ -3,11 +3,11 @@
 use std::io::{self, BufWriter, Read, Write};
 use std::ops::ControlFlow;
 
+use display::clean::escaped;
+use display::csv::{CsvWriter, Formulas};
+use display::suggest::suggest;
 use profile::Profile;
 use profile::store::Value;
-use text::clean::escaped;
-use text::csv::{CsvWriter, Formulas};
-use text::suggest::suggest;
 
 use crate::args::QueryArgs;
 use crate::errors::{Error, ExitCode, UsageError};

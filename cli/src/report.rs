@@ -3,6 +3,8 @@
 use std::io::{self, BufWriter, IsTerminal, Write};
 use std::path::Path;
 
+use display::csv::Formulas;
+use display::message::write_stderr;
 use profile::boot::Boot;
 use profile::report::{
     Breakdown, By, Direction, ExactReport, HostReport, MemoryReport, Request, SourceChoice, StateReport,
@@ -10,8 +12,6 @@ use profile::report::{
 };
 use profile::{Filter, Profile, Report, Sort};
 use serde::Serialize;
-use text::csv::Formulas;
-use text::message::write_stderr;
 use tui::browse::BrowseView;
 use tui::frame;
 use tui::screen::check_terminal;
@@ -73,7 +73,7 @@ pub fn command(args: &ReportArgs) -> Result<ExitCode, Error> {
         return Err(Error::NoData(args.profile.clone()));
     }
     if args.sort == Sort::Total && !report.by.as_ref().is_some_and(Breakdown::is_code) {
-        text::stderr_line!(
+        display::stderr_line!(
             "vprof: only tables of code have totals (--by function, ...); --sort total is ignored"
         );
     }

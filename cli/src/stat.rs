@@ -4,9 +4,9 @@ use std::io::{self, IsTerminal};
 use std::thread;
 use std::time::{Duration, Instant};
 
+use display::message::Shown;
 use profile::Profile;
 use profile::stat::Stat;
-use text::message::Shown;
 
 use crate::args::StatArgs;
 use crate::errors::{Error, ExitCode};
@@ -45,7 +45,7 @@ pub fn command(args: &StatArgs) -> Result<ExitCode, Error> {
         return Ok(ExitCode::Done);
     }
     if first.complete {
-        text::stderr_line!(
+        display::stderr_line!(
             "vprof: the run of {} has ended: these are its final figures",
             Shown(&args.profile)
         );
@@ -56,7 +56,10 @@ pub fn command(args: &StatArgs) -> Result<ExitCode, Error> {
     loop {
         let now = next(&before, args.display, &read)?;
         let Some(now) = now else {
-            text::stderr_line!("vprof: the run has ended: it has written nothing for {} s", SILENT.as_secs());
+            display::stderr_line!(
+                "vprof: the run has ended: it has written nothing for {} s",
+                SILENT.as_secs()
+            );
             return Ok(ExitCode::Done);
         };
         show(args, &now.since(&before), args.live)?;

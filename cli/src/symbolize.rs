@@ -8,13 +8,13 @@ use std::path::{Path, PathBuf};
 use std::time::{Duration, Instant};
 
 use debuginfod::{Debuginfod, DownloadProgress};
+use display::clean::escaped;
+use display::units;
 use profile::Profile;
 use profile::store::{EditError, Value};
 use profile::symbolize::{FileProgress, NotFound, SymbolizeResult, symbolize};
 use symbols::elf::{BuildId, ReadAt};
 use symbols::names::{DebugFiles, DebugSource, DebugSourceError};
-use text::clean::escaped;
-use text::units;
 
 use crate::args::{DebugArgs, SymbolizeArgs};
 use crate::errors::{Error, ExitCode, UsageError};
@@ -49,7 +49,7 @@ pub fn add_names(profile: &Path, places: &DebugFiles, quiet: bool) -> Result<(),
         Ok(_) => Ok(()),
         Err(error @ EditError::Profile(_)) => Err(error.into()),
         Err(error) => {
-            text::stderr_line!("vprof: no names were added: {error}");
+            display::stderr_line!("vprof: no names were added: {error}");
             Ok(())
         }
     }
@@ -74,7 +74,10 @@ pub fn add_names_of_servers(profile: &Path, quiet: bool) -> bool {
         Ok(None) => return false,
         Err(error) => {
             if !quiet {
-                text::stderr_line!("vprof: no server was asked for names: {}", escaped(&error.to_string()));
+                display::stderr_line!(
+                    "vprof: no server was asked for names: {}",
+                    escaped(&error.to_string())
+                );
             }
             return false;
         }

@@ -131,8 +131,8 @@ fn half_and_qemu_have_no_rights_and_nothing_of_the_user() {
     let (status, message) = run.end();
     assert_eq!(status.code(), Some(0), "{message}");
     ends(qemu);
-    let wall = meta_of(&run.profile(), "wall");
-    assert!(wall.contains("rights, files, system calls"), "{wall}");
+    let sandbox = meta_of(&run.profile(), "sandbox");
+    assert!(sandbox.contains("rights, files, system calls"), "{sandbox}");
 }
 
 #[test]

@@ -167,7 +167,7 @@ fn a_guest_half_that_is_killed_leaves_a_profile_and_a_sentence() {
 fn a_guest_runs_on_a_kernel_of_2018() {
     let Some(run) = EndlessRun::start_as(on_an_old_kernel) else { return };
     run.wait_for_samples(1);
-    let output = meta_of(&run.profile(), "wall");
+    let output = meta_of(&run.profile(), "sandbox");
     assert!(output.contains("rights") && !output.contains("files"), "no Landlock: {output}");
 }
 

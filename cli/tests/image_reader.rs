@@ -40,7 +40,7 @@ impl StoppedReader {
         command.arg(directory.path().join("p.vprof")).arg(kernel).env("A_SECRET", "of the user");
         let vprof = command.stdout(Stdio::null()).stderr(Stdio::piped()).spawn().unwrap();
         let children = format!("/proc/{0}/task/{0}/children", vprof.id());
-        let reader = eventually("a reader inside its wall", PATIENCE, || {
+        let reader = eventually("a reader inside its sandbox", PATIENCE, || {
             let child: i32 = fs::read_to_string(&children).ok()?.split_whitespace().next()?.parse().ok()?;
             let status = fs::read_to_string(format!("/proc/{child}/status")).ok()?;
             status.contains("\nSeccomp:\t2\n").then(|| Pid::from_raw(child))

@@ -3,8 +3,8 @@
 
 use std::io::{self, Write};
 
+use display::clean::{escaped, xml};
 use profile::boot::{Chart, ChartPiece};
-use text::clean::{escaped, xml};
 
 use crate::flamegraph::{FONT, MARGIN, SCRIPT, WIDTH, fitted, write_legend};
 use crate::palette::{KERNEL, USER};

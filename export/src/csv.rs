@@ -2,9 +2,9 @@
 
 use std::io::Write;
 
+use display::csv::CsvWriter;
 use profile::report::Recording;
 use profile::rows::FrameKind;
-use text::csv::CsvWriter;
 
 use crate::folded::Names;
 use crate::rows::{COLUMNS, Row};

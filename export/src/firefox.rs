@@ -7,6 +7,8 @@ use std::collections::HashMap;
 use std::io::Write;
 use std::time::{Duration, SystemTime};
 
+use display::clean::escaped;
+use display::units::rounded;
 use fxprof_processed_profile::{
     CategoryColor, CategoryHandle, CategoryPairHandle, CpuDelta, Frame, FrameFlags, FrameInfo,
     MarkerFieldFlags, MarkerFieldFormat, MarkerTiming, ProcessHandle, Profile, SamplingInterval, StackHandle,
@@ -14,8 +16,6 @@ use fxprof_processed_profile::{
 };
 use profile::report::{RecordedSample, Recording};
 use profile::rows::{FrameKind, Mode};
-use text::clean::escaped;
-use text::units::rounded;
 
 use crate::names::symbol;
 use crate::sums::StackParts;

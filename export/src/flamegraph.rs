@@ -4,9 +4,9 @@
 use std::collections::BTreeMap;
 use std::io::{self, Write};
 
+use display::clean::{escaped, xml};
+use display::units;
 use profile::report::Recording;
-use text::clean::{escaped, xml};
-use text::units;
 
 use crate::folded::{KERNEL_MARK, ROOT_MARK, lines};
 use crate::palette::{Colour, FULL_CHANGE, KERNEL, PROCESS, REASON, USER};

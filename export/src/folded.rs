@@ -6,9 +6,9 @@
 use std::collections::HashMap;
 use std::io::Write;
 
+use display::clean::escaped_with;
 use profile::report::{CallStack, Recording};
 use profile::rows::FrameKind;
-use text::clean::escaped_with;
 
 use crate::names::symbol;
 use crate::sums::{StackParts, Sum, SummedStack, Sums};

@@ -3,7 +3,7 @@
 use std::fmt;
 use std::str::FromStr;
 
-use text::message::UnknownName;
+use display::message::UnknownName;
 
 /// A format that other programs read.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]

@@ -11,7 +11,7 @@
 //! ```
 //!
 //! [`write()`] reads the chosen part of a profile as a [`Recording`] and passes it to the format's module.
-//! All text of the guest goes through [`text::clean`] first. Nothing here knows a terminal or a file.
+//! All text of the guest goes through [`display::clean`] first. Nothing here knows a terminal or a file.
 
 #![warn(clippy::print_stdout, clippy::print_stderr)]
 
@@ -49,10 +49,10 @@ use profile::report::{Filter, Recording, RecordingRequest, ReportError, call_sta
 use profile::store::QueryError;
 use profile::{Profile, ProfileError};
 
+pub use display::csv::Formulas;
 pub use flamegraph::{write_difference, write_graph};
 pub use format::{Count, Format, Root};
 pub use html::{PageError, PageRequest, write_document, write_page};
-pub use text::csv::Formulas;
 
 /// Request for an export.
 #[derive(Debug, Clone, PartialEq, Eq)]

@@ -15,9 +15,9 @@
 use std::fmt::Write as _;
 use std::io::Write;
 
+use display::clean::{escaped, escaped_with};
 use profile::report::{Owner, RecordedFrame, Recording};
 use profile::rows::FrameKind;
-use text::clean::{escaped, escaped_with};
 
 use crate::names::symbol;
 use crate::{ExportError, Request};

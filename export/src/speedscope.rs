@@ -6,9 +6,9 @@
 use std::collections::HashMap;
 use std::io::Write;
 
+use display::clean::escaped;
 use profile::report::{RecordedSample, Recording};
 use serde::Serialize;
-use text::clean::escaped;
 
 use crate::names::{self, symbol};
 use crate::sums::StackParts;

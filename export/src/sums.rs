@@ -2,8 +2,8 @@
 
 use std::collections::HashMap;
 
+use display::units::rounded;
 use profile::report::{RecordedSample, Recording};
-use text::units::rounded;
 
 use crate::{Count, Root, names};
 

@@ -7,11 +7,11 @@
 use std::time::Duration;
 
 use attach::{AttachmentEnd, RunningMachine};
+use disk_images::{ImageInspection, RunSummary};
 use host::attached::{AttachedMemoryUse, AttachedVm, FoundVm, HostMemory, MemoryAnswer};
 use host::protocol::{Control, Decoder, FromHost, Job, OutputStream, ToHost, encode};
 use host::reader::{Answer, BootFacts};
 use host::spec::{DiskSpec, GuestEnd, MachineSpec, Outcome, RunSpec};
-use images::{ImageInspection, RunSummary};
 use profile::Batch;
 use sampler::conditions::{Condition, RunTrigger};
 use sampler::{RecordingConfig, SessionStatus, SessionTotals};
@@ -157,9 +157,9 @@ fn found_vms() -> Vec<FoundVm> {
 
 /// Answers about memory: of a guest with one holder of each kind, and a refusal.
 fn memory() -> Vec<MemoryAnswer> {
-    let config = linux::fixture::Config::new(linux::fixture::Style::V6_12);
+    let config = guest_linux::fixture::Config::new(guest_linux::fixture::Style::V6_12);
     let guest = config.build();
-    let kernel = linux::Kernel::find(&guest.memory, guest.cr3, guest.five_level).expect("a kernel");
+    let kernel = guest_linux::Kernel::find(&guest.memory, guest.cr3, guest.five_level).expect("a kernel");
     let reader = kernel.memory_reader(&guest.memory).expect("a reader");
     let memory = AttachedMemoryUse {
         kernel: Some("6.12".to_owned()),
@@ -198,7 +198,7 @@ fn job() -> Job {
                 cmdline: "quiet".to_owned(),
                 disks: vec![DiskSpec {
                     path: "/dev/vda".into(),
-                    format: images::contents::ImageFormat::Raw,
+                    format: disk_images::contents::ImageFormat::Raw,
                     mode: vmm::DiskMode::ReadWrite,
                 }],
                 network: None,
@@ -207,7 +207,7 @@ fn job() -> Job {
             },
             command: None,
             recording: RecordingConfig::default(),
-            policy: wall::SyscallPolicy::Refuse,
+            policy: sandbox::SyscallPolicy::Refuse,
             duration: Some(Duration::from_secs(1)),
             retries: 1,
             waits: vec![trigger()],

@@ -11,8 +11,8 @@ use std::fs::{self, File};
 use std::path::Path;
 use std::sync::{LazyLock, Once};
 
-use images::contents::{DiskContents, ImageFormat};
-use images::{BootRequest, NamedFile, fuzz, inspect, load};
+use disk_images::contents::{DiskContents, ImageFormat};
+use disk_images::{BootRequest, NamedFile, fuzz, inspect, load};
 
 use crate::input::{self, disks};
 
@@ -133,7 +133,7 @@ fn check_names(path: &Path) {
     let own = File::open(path).expect("the file");
     let format = ImageFormat::from_file(&own).expect("a readable file");
     let Ok(contents) = DiskContents::open(own, format, false, path) else { return };
-    let files = images::files::open(vec![contents])();
+    let files = disk_images::files::open(vec![contents])();
     for path in ["/boot/vmlinuz", "/usr/boot/vmlinuz", "/loader/entries/../loader.conf"] {
         let Some(file) = files.open(path) else { continue };
         let mut bytes = [0; 512];

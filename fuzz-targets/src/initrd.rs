@@ -1,6 +1,6 @@
 //! An initrd: archives in a row, bare and compressed.
 
-use images::initrd::Initrd;
+use disk_images::initrd::Initrd;
 
 use crate::input::files;
 

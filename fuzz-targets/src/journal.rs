@@ -2,8 +2,8 @@
 
 use std::cell::Cell;
 
-use linux::fixture::journal::JournalWriter;
-use linux::journal::{Journal, JournalBytes, UnitMessages, UnitStep};
+use guest_linux::fixture::journal::JournalWriter;
+use guest_linux::journal::{Journal, JournalBytes, UnitMessages, UnitStep};
 
 const BOOT: [u8; 16] = [7; 16];
 

@@ -1,7 +1,7 @@
 //! Finding a kernel in memory: page tables, the image, kallsyms, BTF.
 
 use arbitrary::Arbitrary;
-use linux::{Kernel, VirtAddr};
+use guest_linux::{Kernel, VirtAddr};
 
 use crate::input::guests::{BANNER, BTF, KALLSYMS, PAGE_TABLES, TOP_TABLE, sound};
 use crate::input::patches::{MemoryPatch, PatchedMemory};

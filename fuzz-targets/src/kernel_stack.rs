@@ -4,8 +4,8 @@
 use std::sync::{Arc, LazyLock};
 
 use arbitrary::Arbitrary;
-use linux::fixture::{Config, Guest, Style, phys_to_virt};
-use linux::{
+use guest_linux::fixture::{Config, Guest, Style, phys_to_virt};
+use guest_linux::{
     Kernel, PhysAddr, PhysicalMemory, SleepingTask, StackCopy, StackReader, StackSample, VirtAddr, WalkEnd,
 };
 

@@ -1,7 +1,7 @@
 //! The guest's memory by holder: counters, processes, control groups, slab caches, file systems, files.
 
 use arbitrary::Arbitrary;
-use linux::Holders;
+use guest_linux::Holders;
 
 use crate::input::guests::{DATA, MEMORY, PAGE_TABLES, PER_CPU, PROCESS, TASKS, sound};
 use crate::input::patches::{MemoryPatch, PatchedMemory};

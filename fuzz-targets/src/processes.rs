@@ -2,7 +2,7 @@
 //! names in the dcache, and the page cache.
 
 use arbitrary::Arbitrary;
-use linux::{FileRef, MappingKind, PageCache, PhysicalMemory, VirtAddr, container, systemd_unit};
+use guest_linux::{FileRef, MappingKind, PageCache, PhysicalMemory, VirtAddr, container, systemd_unit};
 
 use crate::input::guests::{ARGUMENTS, PAGE_TABLES, PAGES, PROCESS, SoundGuest, TASKS, sound};
 use crate::input::patches::{MemoryPatch, PatchedMemory};

@@ -1,8 +1,8 @@
 //! The tables that everything else depends on, as bytes: kallsyms in an image, and BTF with all look-ups in
 //! it.
 
-use linux::fixture::{KallsymsLayout, KallsymsSymbol, parsers, write_kallsyms};
-use linux::{PhysAddr, PhysicalMemory};
+use guest_linux::fixture::{KallsymsLayout, KallsymsSymbol, parsers, write_kallsyms};
+use guest_linux::{PhysAddr, PhysicalMemory};
 
 use crate::input::guests;
 

@@ -2,7 +2,7 @@
 //! system calls.
 
 use arbitrary::Arbitrary;
-use linux::VirtAddr;
+use guest_linux::VirtAddr;
 
 use crate::input::guests::{DATA, GENERATED, GENERATED_CODE, MODULES, PER_CPU, PROCESS, TASKS, sound};
 use crate::input::patches::{MemoryPatch, PatchedMemory};

@@ -1,4 +1,4 @@
-//! Connection of a process inside a wall with its parent, from that process's side.
+//! Connection of a process inside a sandbox with its parent, from that process's side.
 
 use std::fs::File;
 use std::io::{self, Read, Write};
@@ -6,16 +6,16 @@ use std::os::fd::{AsFd, FromRawFd, RawFd};
 use std::sync::{Arc, Mutex, PoisonError};
 
 use attach::AttachError;
-use images::ImageError;
+use disk_images::ImageError;
 use nix::errno::Errno;
 use nix::poll::{PollFd, PollFlags, PollTimeout, poll};
 use profile::watch::WatchReport;
 use profile::{Batch, Sink, SinkError};
+use sandbox::SandboxError;
 use serde::Serialize;
 use tokio::io::Interest;
 use tokio::io::unix::AsyncFd;
 use tokio::sync::{mpsc, watch};
-use wall::WallError;
 
 use crate::guest::GuestError;
 use crate::link::{BytesRead, Phase};
@@ -26,17 +26,17 @@ use crate::tcg::TcgError;
 /// Signals of the terminal, and those that end a run: they are for the parent, which decides.
 const FOR_THE_PARENT: [libc::c_int; 4] = [libc::SIGINT, libc::SIGQUIT, libc::SIGHUP, libc::SIGTERM];
 
-/// Reason why a process inside a wall did not do its job.
+/// Reason why a process inside a sandbox did not do its job.
 #[derive(Debug, thiserror::Error)]
 pub(crate) enum ChildError {
     /// The job is not understood.
-    #[error("the process inside the wall got no job: {0}")]
+    #[error("the process inside the sandbox got no job: {0}")]
     Job(#[from] serde_json::Error),
-    /// A part of the wall cannot be raised.
-    #[error("cannot raise the wall: {0}")]
-    Wall(#[from] WallError),
+    /// A part of the sandbox cannot be set up.
+    #[error("cannot enter the sandbox: {0}")]
+    Sandbox(#[from] SandboxError),
     /// A descriptor is of no use, or no thread is left.
-    #[error("the process inside the wall cannot start: {0}")]
+    #[error("the process inside the sandbox cannot start: {0}")]
     Start(#[from] io::Error),
     /// A machine of another VMM is not found, or refused.
     #[error(transparent)]
@@ -59,7 +59,7 @@ impl ChildError {
     /// Returns the message to the parent.
     pub(crate) fn message(&self) -> FromHost {
         let stage = match self {
-            Self::Job(_) | Self::Wall(_) | Self::Start(_) | Self::Attach(_) | Self::Image(_) => {
+            Self::Job(_) | Self::Sandbox(_) | Self::Start(_) | Self::Attach(_) | Self::Image(_) => {
                 Stage::BeforeGuest
             }
             Self::Guest(error) => error.stage(),

@@ -9,11 +9,11 @@ use std::path::Path;
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Duration;
 
-use images::contents::DiskContents;
-use images::{BootPayload, ImageError};
+use disk_images::contents::DiskContents;
+use disk_images::{BootPayload, ImageError};
+use display::message::{Reason, Shown};
 use profile::{Sink, SinkError};
 use sampler::{Initrd, Session, SessionConfig};
-use text::message::{Reason, Shown};
 use tokio::io::Interest;
 use tokio::io::unix::AsyncFd;
 use tokio::time::{Instant, MissedTickBehavior, interval, sleep_until};
@@ -118,7 +118,7 @@ pub async fn run(
             meta: spec.meta.clone(),
         },
         sink,
-        images::files::open(contents.clone()),
+        disk_images::files::open(contents.clone()),
     );
     // Without room for it names come from the guest's memory alone.
     prepare(&mut session, spec, payload.initrd.as_deref().and_then(|initrd| Initrd::keep(initrd).ok()));

@@ -281,7 +281,7 @@ impl ConsolePump {
         let lines: Vec<&str> = text.lines().map(str::trim_end).filter(|l| !l.is_empty()).collect();
         lines[lines.len().saturating_sub(count)..]
             .iter()
-            .map(|l| text::clean::escaped(l).into_owned())
+            .map(|l| display::clean::escaped(l).into_owned())
             .collect()
     }
 }

@@ -8,9 +8,9 @@ use std::os::unix::process::CommandExt;
 use std::path::{Path, PathBuf};
 use std::process::{Child, Command, Stdio};
 
+use display::message::Reason;
 use nix::poll::{PollFd, PollFlags, PollTimeout, poll};
 use serde::{Deserialize, Serialize};
-use text::message::Reason;
 use vmm::Network;
 use vmm::net::{Backend, Interface, Stream, Tap, TapError};
 
@@ -284,7 +284,7 @@ impl Passt {
         if lines.is_empty() {
             "it said nothing".to_owned()
         } else {
-            text::clean::escaped(&lines.join("; ")).into_owned()
+            display::clean::escaped(&lines.join("; ")).into_owned()
         }
     }
 }

@@ -9,14 +9,14 @@ use std::os::unix::process::{CommandExt, ExitStatusExt};
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::process::{Child, Command, ExitStatus};
 
+use display::clean::escaped;
 use nix::sys::memfd::{MFdFlags, memfd_create};
 use nix::sys::signal::{Signal, kill};
 use nix::unistd::Pid;
+use sandbox::{REFUSAL_ADVICE, REPORT_BYTES, RefusedCall};
 use serde::Serialize;
-use text::clean::escaped;
 use tokio::sync::watch;
 use vmm::host_kernel;
-use wall::{REFUSAL_ADVICE, REPORT_BYTES, RefusedCall};
 
 /// Sentences of a process with foreign bytes, with each line escaped.
 #[derive(Debug)]
@@ -55,8 +55,8 @@ pub(crate) fn read_all(mut file: File) -> io::Result<Vec<u8>> {
     Ok(bytes)
 }
 
-/// Returns this program as a process inside a wall: the hidden `command`, whose argument is the number of a
-/// descriptor with `job`. It inherits these descriptors, and its environment is empty. The returned
+/// Returns this program as a process inside a sandbox: the hidden `command`, whose argument is the number of
+/// a descriptor with `job`. It inherits these descriptors, and its environment is empty. The returned
 /// descriptor is that of the job, and is closed after the start.
 ///
 /// # Errors

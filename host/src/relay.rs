@@ -4,9 +4,9 @@
 use std::io::Write;
 use std::time::Duration;
 
+use display::units;
 use profile::{Batch, Sink};
 use sampler::STANDSTILL;
-use text::units;
 use tokio::io::{AsyncReadExt, AsyncWriteExt};
 use tokio::net::UnixStream;
 use tokio::time::{Instant, sleep_until};
@@ -267,7 +267,7 @@ impl Relay {
             }
             FromHost::Note(sentence) => {
                 // Fails once nobody listens.
-                let _ended = link.notes.send(text::clean::escaped(&sentence).into_owned());
+                let _ended = link.notes.send(display::clean::escaped(&sentence).into_owned());
             }
             FromHost::Report(report) => {
                 if self.sink_error.is_none() {

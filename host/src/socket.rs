@@ -32,7 +32,7 @@ impl fmt::Display for Owner {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let users = std::fs::read_to_string("/etc/passwd").unwrap_or_default();
         match name(&users, self.0) {
-            Some(name) => write!(f, "user {} ({})", text::clean::escaped(name), self.0),
+            Some(name) => write!(f, "user {} ({})", display::clean::escaped(name), self.0),
             None => write!(f, "user {}", self.0),
         }
     }

@@ -8,14 +8,14 @@ use std::path::PathBuf;
 use std::time::Duration;
 
 use attach::AttachmentEnd;
-use images::ImageError;
-use images::contents::{self, DiskContents, ImageFormat};
-use images::lock::{self, DiskInUse};
+use disk_images::ImageError;
+use disk_images::contents::{self, DiskContents, ImageFormat};
+use disk_images::lock::{self, DiskInUse};
 use sampler::conditions::RunTrigger;
 use sampler::{RecordingConfig, SessionTotals};
+use sandbox::SyscallPolicy;
 use serde::{Deserialize, Serialize};
 use vmm::{CpuFeatures, DiskMode, MachineEnd};
-use wall::SyscallPolicy;
 
 use crate::network::NetworkSpec;
 use crate::systemd::GuestCommand;
@@ -135,7 +135,7 @@ impl DiskSpec {
     /// # Errors
     /// There is no disk image that can be read.
     pub fn new(path: PathBuf, format: Option<ImageFormat>, mode: DiskMode) -> Result<Self, ImageError> {
-        let file = images::open("the disk", &path, images::WANTED_DISK)?;
+        let file = disk_images::open("the disk", &path, disk_images::WANTED_DISK)?;
         let format = ImageFormat::choose(format, &file, &path)?;
         Ok(Self { path, format, mode })
     }
@@ -159,7 +159,7 @@ impl DiskSpec {
     /// # Errors
     /// It cannot be read, or not written where it has to be.
     pub fn open(&self) -> Result<File, ImageError> {
-        let readable = images::open("the disk", &self.path, images::WANTED_DISK)?;
+        let readable = disk_images::open("the disk", &self.path, disk_images::WANTED_DISK)?;
         let mut options = OpenOptions::new();
         options.read(true).write(self.is_written());
         if self.is_written() && is_block_device(readable.metadata()) {
@@ -178,7 +178,7 @@ impl DiskSpec {
     }
 
     /// Opens the disk and locks it against other runs of vprof and against other VMMs, as long as the file is
-    /// open ([`images::lock`]). The reader of images checks what is in it.
+    /// open ([`disk_images::lock`]). The reader of images checks what is in it.
     ///
     /// # Errors
     /// As of [`Self::open`], or another program uses it.

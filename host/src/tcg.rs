@@ -10,9 +10,9 @@
 //!   +--------------------------+                    +------------------+
 //! ```
 //!
-//! The guest half starts QEMU, opens what it reads of QEMU's process, and raises its wall. QEMU has its ends
-//! of the sockets from its start on, so nobody else reaches the stub. It starts with its vCPUs stopped; the
-//! first command of the stub's client, inside the wall, lets them run.
+//! The guest half starts QEMU, opens what it reads of QEMU's process, and enters its sandbox. QEMU has its
+//! ends of the sockets from its start on, so nobody else reaches the stub. It starts with its vCPUs stopped;
+//! the first command of the stub's client, inside the sandbox, lets them run.
 
 use std::ffi::OsString;
 use std::fs::File;
@@ -27,16 +27,16 @@ use std::time::Duration;
 
 use attach::gdb::ConnectedStub;
 use attach::{AttachError, Attachment};
-use images::ImageError;
+use disk_images::ImageError;
+use display::message::Reason;
 use profile::Sink;
 use sampler::{AttachedSampler, Initrd, Session, SessionConfig};
+use sandbox::{Reach, SandboxError, ThreadKind};
 use statistics::estimate::ONE_CLOCK;
 use symbols::names::OpenFiles;
-use text::message::Reason;
 use tokio::net::unix::pipe;
 use tokio::time::{Instant, sleep, timeout};
 use vmm::{EXIT_PORT, MachineEnd};
-use wall::{Reach, ThreadKind, WallError};
 
 use crate::guest::{Command, GuestError, Inputs, ProfiledVm, command_rows, prepare, watch};
 use crate::link::{ConsoleWriter, Link};
@@ -74,7 +74,7 @@ pub(crate) enum TcgError {
     },
     /// QEMU's rights can't be limited.
     #[error("QEMU can't be started: {0}")]
-    Wall(#[from] WallError),
+    Sandbox(#[from] SandboxError),
     /// QEMU has ended before its guest ran.
     #[error("QEMU ended before the guest ran ({status}): {log}")]
     Ended {
@@ -98,7 +98,7 @@ impl TcgError {
     /// The stage of the run in which it failed.
     pub(crate) fn stage(&self) -> Stage {
         match self {
-            Self::Start { .. } | Self::Wall(_) | Self::Ended { .. } => Stage::Hypervisor,
+            Self::Start { .. } | Self::Sandbox(_) | Self::Ended { .. } => Stage::Hypervisor,
             Self::Attach(_) | Self::Image(_) => Stage::BeforeGuest,
             Self::Guest(error) => error.stage(),
         }
@@ -386,7 +386,7 @@ impl QemuProcess {
 /// Returns the files on the guest's disks.
 fn open_disks(spec: &RunSpec, disks: Vec<File>) -> Result<OpenFiles, ImageError> {
     let contents = spec.machine.disks.iter().zip(disks).map(|(disk, file)| disk.contents(file, false));
-    Ok(images::files::open(contents.collect::<Result<_, _>>()?))
+    Ok(disk_images::files::open(contents.collect::<Result<_, _>>()?))
 }
 
 /// Waits for a thread that reads from a QEMU that has ended.
@@ -451,7 +451,7 @@ fn pump(port: &UnixStream, mut to: impl Write + Send + 'static) -> Result<JoinHa
 
 fn spawn(name: &str, run: impl FnOnce() + Send + 'static) -> Result<JoinHandle<()>, TcgError> {
     let run = move || {
-        wall::enter_thread(ThreadKind::Device);
+        sandbox::enter_thread(ThreadKind::Device);
         run();
     };
     std::thread::Builder::new().name(name.to_owned()).spawn(run).map_err(start_error("start a thread"))

@@ -3,7 +3,7 @@
 use symbols::names::{DebugFile, DebugFileOrigin, DebugFiles, FunctionStarts, Symbolizer, unnamed};
 
 use crate::rows::{FrameRow, InlinedRow};
-use text::clean;
+use display::clean;
 
 /// Names `row`, an address in a file called `module`: by `symbols`, or else by the start of its function.
 pub fn name_frame(

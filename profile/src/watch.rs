@@ -7,8 +7,8 @@ use std::fmt;
 use std::str::FromStr;
 use std::time::Duration;
 
+use display::parse::{TimeError, positive_time};
 use serde::{Deserialize, Serialize};
-use text::parse::{TimeError, positive_time};
 
 use crate::rows::{SampleRow, WaitReason};
 
@@ -98,7 +98,7 @@ pub struct WatchThreshold {
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 pub enum BadWatch {
     /// No condition has this name.
-    #[error("no condition {:?}; conditions are {}", text::clean::escaped(.0), WatchCondition::ALL.map(WatchCondition::name).join(", "))]
+    #[error("no condition {:?}; conditions are {}", display::clean::escaped(.0), WatchCondition::ALL.map(WatchCondition::name).join(", "))]
     UnknownCondition(String),
     /// The time cannot be parsed.
     #[error(transparent)]

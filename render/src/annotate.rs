@@ -1,8 +1,8 @@
 //! `annotate`: the lines of a function as text.
 
+use display::clean::escaped;
+use display::units;
 use profile::report::{Annotation, CodeAddress, FunctionListing, ShownLines};
-use text::clean::escaped;
-use text::units;
 
 use crate::by::BLOCKS;
 use crate::summary::{heading, wrapped};

@@ -2,9 +2,9 @@
 
 mod systemd;
 
+use display::clean::escaped;
+use display::units;
 use profile::boot::{Boot, Call, CpuEstimate, Phase, Unit, is_part_of_kernel};
-use text::clean::escaped;
-use text::units;
 
 use super::PageLayout;
 use super::exact::more;

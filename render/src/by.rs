@@ -2,10 +2,10 @@
 
 use std::io;
 
+use display::clean::escaped;
+use display::csv::{CsvWriter, Formulas};
+use display::units;
 use profile::report::{Breakdown, By, Estimate, Report, Row};
-use text::clean::escaped;
-use text::csv::{CsvWriter, Formulas};
-use text::units;
 
 use super::PageLayout;
 use super::summary::{

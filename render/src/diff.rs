@@ -2,10 +2,10 @@
 
 use std::fmt::Write as _;
 
+use display::clean::escaped;
+use display::units;
 use profile::diff::{Change, Diff, DiffRow, IntervalMethod, Side};
 use profile::report::{ShareKey, SharesBy};
-use text::clean::escaped;
-use text::units;
 
 use super::summary::wrapped;
 use super::table::{ColumnAlign, TextTable};

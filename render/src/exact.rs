@@ -1,11 +1,11 @@
 //! `report --exact`: tasks and their states, their sleeps, and their wake-ups.
 
+use display::clean::escaped;
+use display::units;
 use profile::report::{
     CpuPart, CpuParts, DelayBucket, DurationSummary, ExactCost, ExactReport, OffCpu, Task, TaskStates,
 };
 use std::collections::BTreeMap;
-use text::clean::escaped;
-use text::units;
 
 use super::PageLayout;
 use super::summary::{heading, wrapped};

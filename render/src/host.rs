@@ -1,7 +1,7 @@
 //! `report --host`: time of the vCPUs' threads in the guest and in the host.
 
+use display::units;
 use profile::report::{HostFunction, HostReport, ThreadPlace};
-use text::units;
 
 use super::PageLayout;
 use super::summary::{estimate_cells, estimate_columns, heading, rest, wrapped};

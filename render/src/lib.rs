@@ -28,7 +28,7 @@ use std::io::IsTerminal;
 use std::path::Path;
 use std::sync::OnceLock;
 
-use text::clean::escaped;
+use display::clean::escaped;
 
 /// Escapes a name of the guest; a blank name gets quotes.
 pub fn visible(name: &str) -> Cow<'_, str> {

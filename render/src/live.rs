@@ -2,8 +2,8 @@
 
 use std::fmt::Write as _;
 
+use display::units;
 use profile::live::Snapshot;
-use text::units;
 
 use super::summary::{heading, program_name};
 use super::table::{ColumnAlign, TextTable};

@@ -1,8 +1,8 @@
 //! `report --memory-use`: the guest's memory by holder over time.
 
+use display::units;
 use profile::report::{HolderHistory, MemoryReport};
 use profile::rows::MemoryKind;
-use text::units;
 
 use super::summary::{heading, wrapped};
 use super::table::{ColumnAlign, TextTable};

@@ -2,11 +2,11 @@
 
 use std::io;
 
+use display::clean::escaped;
+use display::csv::{CsvWriter, Formulas};
+use display::units;
 use profile::rusage::{ChildrenRusage, CpuRusage, CpuTimes, ProcessRusage, Rusage, ThreadRusage, difference};
 use serde::Serialize;
-use text::clean::escaped;
-use text::csv::{CsvWriter, Formulas};
-use text::units;
 
 use super::PageLayout;
 use super::summary::{heading, wrapped};

@@ -4,11 +4,11 @@ use std::borrow::Cow;
 use std::fmt::Write as _;
 use std::io;
 
+use display::clean::escaped;
+use display::csv::{CsvWriter, Formulas};
+use display::units;
 use profile::stat::{CounterStat, Stat};
 use serde::Serialize;
-use text::clean::escaped;
-use text::csv::{CsvWriter, Formulas};
-use text::units;
 
 use super::summary::vcpu_name;
 use super::table::{ColumnAlign, TextTable};

@@ -1,8 +1,8 @@
 //! `report --states`: the states of each task, exactly or by task-state sampling.
 
+use display::clean::escaped;
+use display::units;
 use profile::report::{StateReport, StateSource, TaskStateTimes, TimeInState};
-use text::clean::escaped;
-use text::units;
 
 use super::PageLayout;
 use super::exact::{more, name};

@@ -4,6 +4,8 @@ use std::fmt::Write as _;
 use std::path::Path;
 use std::time::Duration;
 
+use display::clean::escaped;
+use display::units;
 use profile::Filter;
 use profile::merge::MERGED;
 use profile::report::{
@@ -11,8 +13,6 @@ use profile::report::{
 };
 use profile::rows::AWAITED;
 use profile::watch::WATCH;
-use text::clean::escaped;
-use text::units;
 
 use super::PageLayout;
 use super::table::{ColumnAlign, TextTable};

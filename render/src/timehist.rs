@@ -2,8 +2,8 @@
 
 use std::io::{self, Write};
 
+use display::units;
 use profile::report::{ReportError, TaskRun, Timehist};
-use text::units;
 
 use super::PageLayout;
 use super::exact::{more, name};

@@ -1,8 +1,8 @@
 //! `report --callers` and `--callees`: an indented table.
 
+use display::clean::escaped;
+use display::units;
 use profile::report::{CallTree, Direction, LEAST_PART, Report};
-use text::clean::escaped;
-use text::units;
 
 use super::PageLayout;
 use super::summary::{heading, title, wrapped};

@@ -1,8 +1,8 @@
 //! `report --trips`: calls of watched functions.
 
+use display::clean::escaped;
+use display::units;
 use profile::report::{TripArgument, TripCaller, TripFunction, TripReport};
-use text::clean::escaped;
-use text::units;
 
 use super::PageLayout;
 use super::exact::{histogram, more};

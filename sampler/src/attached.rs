@@ -5,7 +5,7 @@
 
 use std::time::Duration;
 
-use linux::PhysicalMemory;
+use guest_linux::PhysicalMemory;
 use statistics::clock::TickHold;
 use vmm::{AttachedThread, MissReason, Observer, ThreadId, Tick, monotonic_ns};
 
@@ -116,9 +116,9 @@ impl<M: PhysicalMemory> Observer<M> for AttachedSampler {
 
 #[cfg(test)]
 mod tests {
+    use guest_linux::fixture::{Config, Style};
+    use guest_linux::{FlatMemory, Kernel};
     use kvm_bindings::{kvm_regs, kvm_sregs};
-    use linux::fixture::{Config, Style};
-    use linux::{FlatMemory, Kernel};
     use profile::rows::VcpuState;
     use statistics::clock::{ClockKind, Intervals};
     use vm_memory::{GuestAddress, GuestMemoryMmap};

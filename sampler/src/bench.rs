@@ -5,8 +5,8 @@ mod stopped;
 
 use std::time::{Duration, Instant};
 
+use guest_linux::{CurrentContext, IrqContext, Missing, TaskSnapshot};
 use kvm_bindings::{kvm_regs, kvm_sregs};
-use linux::{CurrentContext, IrqContext, Missing, TaskSnapshot};
 use vmm::{GuestMemoryMmap, TickContext};
 
 use crate::VcpuSampler;
@@ -88,7 +88,7 @@ fn record(n: u64) -> SampleRecord {
     SampleRecord {
         time_ns: n * 500_000,
         late_ns: 20_000 + spread % 50_000,
-        rip: linux::VirtAddr(if user {
+        rip: guest_linux::VirtAddr(if user {
             0x55_0000_0000 + spread % 20_000
         } else {
             0xffff_ffff_8100_0000 + spread % 2_000

@@ -11,7 +11,7 @@
 //! afterwards.
 
 use bytes::BytesMut;
-use linux::StackCopy;
+use guest_linux::StackCopy;
 use rtrb::{Consumer, Producer, PushError, RingBuffer};
 
 /// Bytes of a page on x86-64.

@@ -3,7 +3,7 @@
 
 use std::mem::size_of;
 
-use linux::StackCopy;
+use guest_linux::StackCopy;
 
 use crate::record::SampleMessage;
 

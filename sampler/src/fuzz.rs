@@ -7,6 +7,6 @@ use crate::resolve::PerfMap;
 pub fn perf_map(text: &[u8], addresses: &[u64]) -> Vec<(u64, u64, String)> {
     let map = PerfMap::parse(text);
     assert!(map.memory() <= 32 << 20, "names of a map are bounded");
-    let found = addresses.iter().filter_map(|&address| map.find(linux::VirtAddr(address)));
+    let found = addresses.iter().filter_map(|&address| map.find(guest_linux::VirtAddr(address)));
     found.map(|symbol| (symbol.start.0, symbol.end.0, symbol.name.to_string())).collect()
 }

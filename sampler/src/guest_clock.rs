@@ -11,7 +11,7 @@
 //! not seen it
 //! ```
 
-use linux::GuestClock;
+use guest_linux::GuestClock;
 
 /// Divisor of the time for the most that the guest's clock drifts from the host's: NTP corrects a clock by at
 /// most 500 ppm (`MAXFREQ`, include/linux/timex.h).

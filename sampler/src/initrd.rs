@@ -5,9 +5,9 @@
 //! first wanted: a thread unpacks ──▶ temporary file of programs, their paths and places in memory
 //! ```
 //!
-//! Both files are made at first, since a process inside a wall may open none later. They have no name and go
-//! with the process. The thread that walks stacks must not stop for long, so
-//! it waits for a file for a limited time and then continues without it.
+//! Both files are made at first, since a process inside a sandbox may open none later. They have no name and
+//! go with the process. The thread that walks stacks must not stop for long, so it waits for a file for a
+//! limited time and then continues without it.
 
 use std::fs::File;
 use std::io::{self, BufReader, BufWriter, Seek, Write};
@@ -16,7 +16,7 @@ use std::os::unix::fs::FileExt;
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 
-use images::initrd;
+use disk_images::initrd;
 use symbols::elf::ReadAt;
 
 /// Bytes per write.

@@ -18,7 +18,7 @@
 
 use std::sync::{Arc, OnceLock};
 
-use linux::{CurrentReader, Kernel, KernelIdentity, PhysicalMemory, VirtAddr};
+use guest_linux::{CurrentReader, Kernel, KernelIdentity, PhysicalMemory, VirtAddr};
 
 use crate::record::SampleRecord;
 use vmm::KnownRegisters;
@@ -186,8 +186,8 @@ impl KexecDetector {
 
 #[cfg(test)]
 mod tests {
-    use linux::fixture::{Config, Guest, Style};
-    use linux::{FlatMemory, PhysAddr};
+    use guest_linux::fixture::{Config, Guest, Style};
+    use guest_linux::{FlatMemory, PhysAddr};
 
     use super::*;
 

@@ -35,9 +35,9 @@ mod watch;
 
 pub use attached::AttachedSampler;
 pub use collector::standstill::STANDSTILL;
-pub use initrd::Initrd;
 /// Functions of the guest's kernel that a session records calls of, at most.
-pub use linux::MAX_WATCHED as MAX_TRIPS;
+pub use guest_linux::MAX_WATCHED as MAX_TRIPS;
+pub use initrd::Initrd;
 pub use memory::GuestMemory;
 pub use session::{
     PrecisionStatus, RateOutOfRange, RecordingConfig, Session, SessionConfig, SessionStatus, SessionTotals,

@@ -9,7 +9,7 @@ use std::collections::HashMap;
 use std::sync::{Arc, OnceLock, PoisonError, RwLock};
 
 use attach::ProcessCopies;
-use linux::{AddressSpace, PhysAddr, PhysicalMemory, StackCopy, VirtAddr};
+use guest_linux::{AddressSpace, PhysAddr, PhysicalMemory, StackCopy, VirtAddr};
 use runtimes::{ProcessMemory, RuntimePlan, ThreadRegisters, WalkFailure, failure_word, thread_word};
 
 /// Processes in the table, at most; beyond that all are forgotten and found again.
@@ -186,7 +186,7 @@ impl<M: PhysicalMemory> SpaceMemory<'_, M> {
 
 #[cfg(test)]
 mod tests {
-    use linux::FlatMemory;
+    use guest_linux::FlatMemory;
     use runtimes::fixture::{self, BASE};
     use runtimes::{FrameWords, ManagedStep, RuntimeBinary};
     use symbols::Registers;

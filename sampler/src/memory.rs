@@ -4,7 +4,7 @@ use std::sync::Arc;
 
 use attach::gdb::StubMemory;
 use attach::{AttachedMemory, ForeignMemory};
-use linux::{Kernel, PhysAddr, PhysicalMemory};
+use guest_linux::{Kernel, PhysAddr, PhysicalMemory};
 use vmm::GuestMemoryMmap;
 
 /// Guest physical memory. Cheap to clone.

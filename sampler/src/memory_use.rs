@@ -4,9 +4,9 @@
 use std::sync::Arc;
 use std::time::Duration;
 
-use linux::{Kernel, MemoryReader, MemoryUse, PhysicalMemory};
+use display::clean;
+use guest_linux::{Kernel, MemoryReader, MemoryUse, PhysicalMemory};
 use profile::rows::{Batch, EventRow, MemoryKind, MemoryReadingRow, MemoryUseRow};
-use text::clean;
 use vmm::monotonic_ns;
 
 use crate::event_thread::{EventThread, EventThreadError};
@@ -208,8 +208,8 @@ mod tests {
     use std::thread;
     use std::time::Instant;
 
-    use linux::MemoryPart;
-    use linux::fixture::{Config, Guest, Style};
+    use guest_linux::MemoryPart;
+    use guest_linux::fixture::{Config, Guest, Style};
     use vm_memory::{Bytes, GuestAddress, GuestMemoryMmap};
 
     use super::*;

@@ -6,11 +6,11 @@
 use std::sync::{Arc, OnceLock};
 use std::thread::Thread;
 
-use kvm_bindings::{kvm_regs, kvm_sregs};
-use linux::{
+use guest_linux::{
     AddressSpace, CurrentContext, CurrentReader, KernelIdentity, PhysAddr, PhysicalMemory, StackCopy,
     StackReader, StackSample, VirtAddr,
 };
+use kvm_bindings::{kvm_regs, kvm_sregs};
 use symbols::Registers;
 use vmm::x86::{CR0_PG, CR4_LA57, EFER_LMA, OPCODE_HLT, RFLAGS_IF};
 use vmm::{Activity, KnownRegisters, TickContext, is_at_reset};

@@ -19,12 +19,12 @@ use std::thread::JoinHandle;
 use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
 use attach::{HostNames, ProcessCopies, VcpuCounts};
-use linux::StackReader;
+use guest_linux::StackReader;
+use sandbox::ThreadKind;
 use serde::{Deserialize, Serialize};
 use symbols::names::OpenFiles;
 use vmm::config::MAX_VCPUS;
 use vmm::{Machine, Observer, monotonic_ns};
-use wall::ThreadKind;
 
 use crate::capacity::QueueCapacity;
 use crate::collector::finder::{FinderRequests, KernelFinder, LinuxGuest};
@@ -72,7 +72,7 @@ pub struct RecordingConfig {
     pub stack_depth: usize,
     /// Exact mode: events of tasks and interrupts besides the samples.
     pub exact: bool,
-    /// Functions of the guest's kernel whose calls are recorded, at most [`linux::MAX_WATCHED`].
+    /// Functions of the guest's kernel whose calls are recorded, at most [`guest_linux::MAX_WATCHED`].
     pub trips: Vec<String>,
     /// Mean scans of all tasks per second; 0 for none.
     pub task_scan_hz: f64,
@@ -457,7 +457,7 @@ fn observe_events(
             recorder.watch(watch);
             all.push(ends);
         }
-        let names = recording.trips.iter().take(linux::MAX_WATCHED).cloned().collect();
+        let names = recording.trips.iter().take(guest_linux::MAX_WATCHED).cloned().collect();
         merger.watch(TripCollector::new(names, all, zero_ns), recording.exact);
     }
     (merger, recorders)
@@ -469,7 +469,7 @@ fn spawn<T: Send + 'static>(
 ) -> Result<JoinHandle<T>, SinkError> {
     let builder = std::thread::Builder::new().name(name.to_owned());
     let behind_wall = move || {
-        wall::enter_thread(ThreadKind::Sampler);
+        sandbox::enter_thread(ThreadKind::Sampler);
         run()
     };
     builder.spawn(behind_wall).map_err(|error| SinkError(format!("cannot start the thread {name}: {error}")))

@@ -12,8 +12,8 @@ use std::sync::{Arc, OnceLock};
 use std::thread::Thread;
 use std::time::Duration;
 
+use guest_linux::{PhysicalMemory, StackCopy};
 use kvm_bindings::kvm_regs;
-use linux::{PhysicalMemory, StackCopy};
 use rtrb::{Consumer, Producer, PushError, RingBuffer};
 use vmm::{
     Activity, AttachedThread, Exit, KnownRegisters, Observer, ProbeHit, ProbeVerdict, Tick, TickContext,

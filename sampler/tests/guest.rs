@@ -6,9 +6,9 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::{Duration, Instant};
 
+use guest_linux::VirtAddr;
+use guest_linux::fixture::{Config, Guest, Style};
 use kvm_bindings::{kvm_regs, kvm_sregs};
-use linux::VirtAddr;
-use linux::fixture::{Config, Guest, Style};
 use profile::store::Value;
 use profile::{Batch, Filter, Profile, ProfileWriter, Report, Sink, SinkError};
 use sampler::{RecordingConfig, Session, SessionConfig, VcpuSampler};

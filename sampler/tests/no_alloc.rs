@@ -6,8 +6,8 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::time::{Duration, Instant};
 
+use guest_linux::fixture::{Config, Style};
 use kvm_bindings::{kvm_regs, kvm_sregs};
-use linux::fixture::{Config, Style};
 use profile::{Batch, Sink, SinkError};
 use sampler::{RecordingConfig, Session, SessionConfig, VcpuSampler};
 use statistics::clock::ClockKind;

@@ -2,7 +2,7 @@
 
 use std::collections::HashMap;
 
-use text::units::rounded;
+use display::units::rounded;
 
 /// Changes of the sampling rate.
 #[derive(Debug, Default)]

@@ -31,7 +31,7 @@ use profile::report::ReportError;
 #[derive(Debug, thiserror::Error)]
 pub enum ViewError {
     /// An operation on the terminal or the system failed.
-    #[error("can't {action}: {}", text::message::Reason(.source))]
+    #[error("can't {action}: {}", display::message::Reason(.source))]
     System {
         /// Like "read keys".
         action: &'static str,
@@ -45,6 +45,6 @@ pub enum ViewError {
     #[error(transparent)]
     Report(#[from] ReportError),
     /// The profile has no data.
-    #[error("{} has no data", text::message::Shown(.0))]
+    #[error("{} has no data", display::message::Shown(.0))]
     NoData(PathBuf),
 }

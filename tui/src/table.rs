@@ -2,8 +2,8 @@
 
 use std::cmp::Ordering;
 
+use display::units;
 use statistics::estimate::Share;
-use text::units;
 
 /// CellValue of a cell.
 #[derive(Debug, Clone, PartialEq)]

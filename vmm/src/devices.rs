@@ -8,9 +8,9 @@ use std::time::Instant;
 
 use kvm_bindings::kvm_msi;
 use kvm_ioctls::{IoEventAddress, NoDatamatch, VmFd};
+use sandbox::ThreadKind;
 use vm_memory::GuestMemoryMmap;
 use vmm_sys_util::eventfd::EventFd;
-use wall::ThreadKind;
 
 use crate::config::{Disk, Extra};
 use crate::error::{StartError, WaitError};
@@ -151,7 +151,7 @@ impl Devices {
             .name(name)
             .spawn(move || {
                 kick::mask_signals();
-                wall::enter_thread(kind);
+                sandbox::enter_thread(kind);
                 worker.run();
             })
             .map_err(StartError::host("a device thread"))?;

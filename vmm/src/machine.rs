@@ -7,9 +7,9 @@ use std::thread::{self, JoinHandle};
 use std::time::{Duration, Instant};
 
 use kvm_ioctls::{VcpuFd, VmFd};
+use sandbox::ThreadKind;
 use vm_memory::GuestMemoryMmap;
 use vmm_sys_util::eventfd::EventFd;
-use wall::ThreadKind;
 
 use crate::boot;
 use crate::bus::Bus;
@@ -357,7 +357,7 @@ fn vcpu_thread<O: Observer>(
     drop(ready);
     match (gate.recv(), timer) {
         (Ok(()), Some(timer)) => {
-            wall::enter_thread(ThreadKind::Vcpu);
+            sandbox::enter_thread(ThreadKind::Vcpu);
             vcpu.run(timer)
         }
         _ => vcpu.observer,

@@ -184,7 +184,7 @@ mod tests {
             crates.iter().filter_map(|crate_| crate_.split(' ').next()).map(str::to_owned).collect()
         };
         let (full, demo) = (names(VprofKind::Full), names(VprofKind::Demo));
-        for name in ["object_store", "opentelemetry-proto", "parquet", "reqwest", "sinks", "zstd-sys"] {
+        for name in ["object_store", "opentelemetry-proto", "parquet", "reqwest", "upload", "zstd-sys"] {
             assert!(full.contains(name) && !demo.contains(name), "{name}");
         }
         assert!(demo.is_subset(&full) && demo.contains("sampler"), "{demo:?}");

@@ -173,7 +173,7 @@ mod tests {
             }
         }
         // Chooses the version for others, as its manifest says.
-        assert_eq!(unused, ["sinks: idna_adapter"]);
+        assert_eq!(unused, ["upload: idna_adapter"]);
     }
 
     #[test]

@@ -7,8 +7,8 @@ use std::ptr::{self, NonNull};
 use std::sync::atomic::AtomicU64;
 
 use aya::maps::{Map, MapData};
+use guest_linux::PhysAddr;
 use kvm_bindings::{kvm_regs, kvm_segment, kvm_sregs};
-use linux::PhysAddr;
 
 use super::refusal::{BpfRefusal, host_refusal};
 use super::shared::{PIECES, RawPiece, RawRecord, RawState, RawWord, WORDS};

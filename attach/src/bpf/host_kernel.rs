@@ -6,7 +6,7 @@ use std::path::{Path, PathBuf};
 use std::sync::{Arc, Mutex, PoisonError};
 
 use aya::{Btf, Endianness};
-use linux::HostTypes;
+use guest_linux::HostTypes;
 
 use super::course::KernelCounter;
 use super::offsets::{HostOffsets, MissingMember, Vendor};

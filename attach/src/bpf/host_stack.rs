@@ -12,7 +12,7 @@ use std::collections::VecDeque;
 use std::mem::MaybeUninit;
 use std::sync::atomic::{Ordering, fence};
 
-use linux::{PT_REGS_WORDS, RED_ZONE, saved_registers};
+use guest_linux::{PT_REGS_WORDS, RED_ZONE, saved_registers};
 use symbols::{Registers, StackMemory};
 
 use super::area::ArrayMapping;

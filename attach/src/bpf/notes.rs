@@ -11,7 +11,7 @@
 
 use std::sync::atomic::{AtomicU64, Ordering, fence};
 
-use linux::{PhysAddr, PhysicalMemory};
+use guest_linux::{PhysAddr, PhysicalMemory};
 use vmm::x86::EFER_LMA;
 
 use super::area::ArrayMapping;

@@ -3,7 +3,7 @@
 use std::fs;
 use std::path::Path;
 
-use linux::HostLayouts;
+use guest_linux::HostLayouts;
 
 use super::refusal::BpfRefusal;
 use super::shared::{ABSENT, RawOptions, VENDOR_PVM, VENDOR_SVM, VENDOR_VMX};

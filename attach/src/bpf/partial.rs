@@ -11,8 +11,8 @@
 //!
 //! Whatever is not certain makes a sample without an instruction pointer, which counts for no code.
 
+use guest_linux::{AddressSpace, PhysAddr, PhysicalMemory, VirtAddr};
 use kvm_bindings::{kvm_regs, kvm_sregs};
-use linux::{AddressSpace, PhysAddr, PhysicalMemory, VirtAddr};
 use vmm::KnownRegisters;
 use vmm::x86::{CR4_LA57, EFER_LMA};
 
@@ -101,7 +101,7 @@ pub(crate) fn difference(state: &RawState, kvm: &(kvm_regs, kvm_sregs)) -> Optio
 
 #[cfg(test)]
 mod tests {
-    use linux::FlatMemory;
+    use guest_linux::FlatMemory;
 
     use super::super::shared::NO_RIP;
     use super::*;

@@ -2,7 +2,7 @@
 //! attach/bpf/record.c.
 
 use aya::Pod;
-use linux::PT_REGS_WORDS;
+use guest_linux::PT_REGS_WORDS;
 use runtimes::{CopyPlan, CopyStep, REGISTERS};
 
 /// Ranges of the guest's memory that a program knows.

@@ -1,6 +1,6 @@
 //! Data of a vCPU for the kernel's programs: ranges of memory, and addresses in the guest's kernel.
 
-use linux::{SampleReads, StackReader, StructurePart};
+use guest_linux::{SampleReads, StackReader, StructurePart};
 
 use super::shared::{ABSENT, RawGuest, RawSlot, RawSpan, RawTarget, SLOTS, SMALL, SPANS};
 use crate::memory::MemoryLayout;

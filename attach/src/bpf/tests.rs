@@ -7,8 +7,8 @@ use std::io::Write;
 use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
 
-use linux::fixture::{Config, Guest, Style};
-use linux::{
+use guest_linux::fixture::{Config, Guest, Style};
+use guest_linux::{
     FlatMemory, Kernel, PhysAddr, PhysicalMemory, SampleReads, StackCopy, StackReader, StackSample, VirtAddr,
 };
 use symbols::{Registers, StackMemory};
@@ -233,7 +233,7 @@ impl TestGuest {
         reader: &StackReader,
         memory: &impl PhysicalMemory,
         state: &RawState,
-        task: Option<linux::TaskSnapshot>,
+        task: Option<guest_linux::TaskSnapshot>,
     ) -> StackCopy {
         let mut registers = Registers { rip: state.rip, ..Registers::default() };
         registers.gpr[Registers::RSP] = state.gpr[4];

@@ -4,10 +4,10 @@ use std::sync::Arc;
 use std::sync::atomic::Ordering;
 use std::time::Duration;
 
+use guest_linux::PhysAddr;
 use kvm_bindings::{
     KVM_EXIT_HLT, KVM_MP_STATE_HALTED, KVM_MP_STATE_INIT_RECEIVED, KVM_MP_STATE_UNINITIALIZED,
 };
-use linux::PhysAddr;
 use vmm::x86::EFER_LMA;
 use vmm::{
     Activity, ActivitySource, AttachedThread, KnownRegisters, MissReason, Observer, ThreadId, Tick,

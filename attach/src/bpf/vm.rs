@@ -5,8 +5,8 @@ mod search;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, OnceLock, PoisonError};
 
+use guest_linux::{Kernel, PhysAddr, PhysicalMemory};
 use kvm_bindings::{kvm_regs, kvm_sregs};
-use linux::{Kernel, PhysAddr, PhysicalMemory};
 use vmm::{KnownRegisters, ThreadStatistics, ThreadTimes};
 
 use super::area::{difference, registers};

@@ -9,7 +9,7 @@ use std::sync::{Arc, Mutex};
 use std::thread;
 use std::time::{Duration, Instant};
 
-use wall::Reach;
+use sandbox::Reach;
 
 use super::owner::PortListeners;
 use super::stub::Stub;

@@ -6,7 +6,7 @@ use std::sync::{Arc, Mutex, MutexGuard};
 use std::thread::{self, JoinHandle};
 use std::time::Duration;
 
-use linux::{PhysAddr, PhysicalMemory};
+use guest_linux::{PhysAddr, PhysicalMemory};
 use testkit::eventually;
 use vmm::{Activity, AttachedThread, MissReason, Observer, Tick, monotonic_ns};
 
@@ -356,5 +356,5 @@ fn nothing_is_asked_before_the_wall_is_raised() {
     stream.set_nonblocking(true).unwrap();
     let error = stream.read(&mut [0; 16]).unwrap_err();
     assert_eq!(error.kind(), std::io::ErrorKind::WouldBlock);
-    assert_eq!(connected.reach(), wall::Reach::Stub { process: None }, "this process is not QEMU");
+    assert_eq!(connected.reach(), sandbox::Reach::Stub { process: None }, "this process is not QEMU");
 }

@@ -107,7 +107,7 @@ impl GuardProcess {
         }
     }
 
-    /// Ends the guard, which has nothing to do any longer. That of threads only outside of the wall, where
+    /// Ends the guard, which has nothing to do any longer. That of threads only outside of the sandbox, where
     /// this process may send a signal.
     pub(crate) fn dismiss(mut self) {
         if self.lasting {

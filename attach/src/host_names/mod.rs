@@ -5,7 +5,7 @@
 //!  /proc/PID/maps, mapped files ────▶ program  mappings; functions and unwind tables of a file
 //! ```
 //!
-//! Everything is opened before the process enters its wall, and files are parsed within it.
+//! Everything is opened before the process enters its sandbox, and files are parsed within it.
 
 mod kernel;
 mod program;

@@ -5,7 +5,7 @@
 
 use std::cell::RefCell;
 
-use linux::{PhysAddr, PhysicalMemory};
+use guest_linux::{PhysAddr, PhysicalMemory};
 
 use super::StopSource;
 
@@ -105,7 +105,7 @@ impl<M: StopReader> PhysicalMemory for StopMemory<M> {
 
 #[cfg(test)]
 mod tests {
-    use linux::FlatMemory;
+    use guest_linux::FlatMemory;
 
     use super::*;
 

@@ -11,7 +11,7 @@
 //! hw/i386/pc_piix.c and pc_q35.c, QEMU 7.2; Firecracker 3.25 GiB (src/vmm/src/arch/x86_64/layout.rs, 1.7), 3
 //! GiB since; Cloud Hypervisor (arch/src/x86_64/layout.rs, 40.0) and vprof 3 GiB; crosvm 3.25 GiB.
 
-use linux::PhysAddr;
+use guest_linux::PhysAddr;
 
 use super::maps::ProcessMapping;
 

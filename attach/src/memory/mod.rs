@@ -14,7 +14,7 @@ use std::fs::File;
 use std::io;
 use std::sync::{Arc, OnceLock, PoisonError, RwLock};
 
-use linux::{Kernel, PhysAddr, PhysicalMemory};
+use guest_linux::{Kernel, PhysAddr, PhysicalMemory};
 
 use crate::rsp::memory::{StoppedStub, StubMemory};
 

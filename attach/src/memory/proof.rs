@@ -11,8 +11,8 @@ use std::io;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, PoisonError};
 
+use guest_linux::{Kernel, PhysAddr};
 use kvm_bindings::kvm_sregs;
-use linux::{Kernel, PhysAddr};
 use vmm::x86::{CR4_LA57, EFER_LMA};
 
 use super::layout::{self, FOUR_GIB, MemoryLayout};
@@ -179,7 +179,7 @@ fn is_covered(layout: &MemoryLayout, first: u64, last: u64) -> bool {
 mod tests {
     use std::time::Duration;
 
-    use linux::fixture::{Config, Guest, Style};
+    use guest_linux::fixture::{Config, Guest, Style};
     use vm_memory::{Bytes, GuestAddress, GuestMemoryBackend, GuestMemoryMmap};
 
     use super::*;

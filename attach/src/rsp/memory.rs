@@ -9,7 +9,7 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::thread::sleep;
 use std::time::{Duration, Instant};
 
-use linux::{PhysAddr, PhysicalMemory};
+use guest_linux::{PhysAddr, PhysicalMemory};
 
 use super::client::{MachineState, StubClient};
 

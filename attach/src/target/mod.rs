@@ -16,9 +16,9 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use kvm_bindings::{kvm_regs, kvm_sregs};
+use sandbox::Reach;
 use serde::{Deserialize, Serialize};
 use vmm::ThreadId;
-use wall::Reach;
 
 use crate::attachment::RateLimit;
 use crate::bpf::{BpfRefusal, KernelRegisters, STACKS_HZ, SampledVm, VcpuCourse, VmSearch, registers};

@@ -7,13 +7,13 @@ use std::io::{self, BufReader, BufWriter, Write};
 use std::os::unix::fs::{DirBuilderExt, PermissionsExt};
 use std::path::{Path, PathBuf};
 
+use display::clean::escaped;
 use export::lake::{KnownStacks, LakeProfile, LakeTable, LakeTotals, LakeVm, LakeWindow, LakeWriter};
 use export::otlp;
 use flate2::Compression;
 use flate2::write::GzEncoder;
 use profile::Profile;
 use tempfile::{Builder, NamedTempFile};
-use text::clean::escaped;
 
 use super::spool::{RecordingTotals, STAGED_LAKE, SpooledWindow, WindowProgress, recording_name};
 use crate::errors::Error;
@@ -97,7 +97,7 @@ fn read(vm: &LakeVm, path: &Path) -> Option<LakeProfile> {
     let profile = Profile::open(path).map_err(Error::from);
     let contents = profile.and_then(|profile| Ok(LakeProfile::read(&profile)?));
     let left_out = |error: &Error| {
-        text::stderr_line!("vprof: the recording of {} is left out: {error}", escaped(&vm.name))
+        display::stderr_line!("vprof: the recording of {} is left out: {error}", escaped(&vm.name))
     };
     contents.inspect_err(left_out).ok()
 }

@@ -31,8 +31,8 @@ use nix::sys::signal::{SigSet, SigmaskHow, Signal, kill, sigprocmask};
 use nix::sys::signalfd::{SfdFlags, SignalFd};
 use nix::sys::socket::{MsgFlags, recv};
 use nix::unistd::Pid;
+use sandbox::SyscallPolicy;
 use serde::{Deserialize, Serialize};
-use wall::SyscallPolicy;
 
 use super::recorder::{RecorderPlan, end_with_parent, wait_for};
 use crate::args::{AttachArgs, Cli, CliCommand, Engine, VmChoice};
@@ -369,11 +369,11 @@ fn start(options: &AttachArgs, order: &RecorderOrder) -> io::Result<ForkedChild>
     fork_child(None, &[], || match begin(parent).map(|()| attach::command(&args)) {
         Ok(Ok(code)) => code.number(),
         Ok(Err(error)) => {
-            text::stderr_line!("{error}");
+            display::stderr_line!("{error}");
             error.exit_code().number()
         }
         Err(error) => {
-            text::stderr_line!("cannot start: {error}");
+            display::stderr_line!("cannot start: {error}");
             ExitCode::Failed.number()
         }
     })
@@ -388,7 +388,7 @@ fn begin(parent: u32) -> io::Result<()> {
 
 /// Returns the end of a recorder that could not be started.
 fn not_started(error: &io::Error) -> RecorderEnd {
-    let words = format!("cannot start: {}", text::message::Reason(error));
+    let words = format!("cannot start: {}", display::message::Reason(error));
     RecorderEnd { status: 1 << 8, words, cpu_ns: 0, memory_bytes: 0 }
 }
 

@@ -4,7 +4,7 @@ use std::fs;
 
 use attach::{RunningMachine, StatFields, running_machines};
 use export::lake::{LakeVm, identity};
-use linux::container;
+use guest_linux::container;
 
 /// A machine that runs.
 #[derive(Debug, Clone, PartialEq, Eq)]

@@ -11,7 +11,7 @@
 //! ```
 //!
 //! The agent itself reads no byte of a guest and no recording: it lists machines, and starts and ends
-//! processes. Each recorder does what `vprof attach` does, with its walls; the process that reads the
+//! processes. Each recorder does what `vprof attach` does, with its sandboxes; the process that reads the
 //! recordings of a window ends with it, and so does the one that has credentials for sinks.
 
 mod budget;
@@ -35,12 +35,12 @@ use std::process::Command;
 use std::sync::PoisonError;
 use std::time::{Duration, Instant};
 
+use display::clean::escaped;
+use display::units;
 use host::control::place;
 use profile::report::is_called;
-use sinks::SinkAddress;
-use text::clean::escaped;
-use text::units;
 use tokio::signal::unix::{SignalKind, signal};
+use upload::SinkAddress;
 
 use crate::args::{AgentArgs, AgentWindowArgs, hostname};
 use crate::errors::{Error, ExitCode};
@@ -128,7 +128,7 @@ pub fn send_window(args: &AgentWindowArgs) -> Result<ExitCode, Error> {
 /// Keeps credentials for sinks from a process that reads what guests have made.
 fn without_secrets(command: &mut Command) {
     for (name, _) in std::env::vars_os() {
-        let is_secret = |name: &str| sinks::SECRET_VARIABLES.iter().any(|begin| name.starts_with(begin));
+        let is_secret = |name: &str| upload::SECRET_VARIABLES.iter().any(|begin| name.starts_with(begin));
         if name.to_str().is_some_and(is_secret) {
             command.env_remove(name);
         }
@@ -202,7 +202,7 @@ impl<'a> Agent<'a> {
         let shared = SharedCounters::default();
         if let Some(address) = args.metrics {
             let own = metrics::serve(address, SharedCounters::clone(&shared))?;
-            text::stderr_line!("vprof: counters are at http://{own}/metrics");
+            display::stderr_line!("vprof: counters are at http://{own}/metrics");
         }
         let mut group = args.label.clone();
         group.sort_unstable();
@@ -312,7 +312,7 @@ impl<'a> Agent<'a> {
         if !attached && self.costs.host.adapt(share) {
             let rate = units::rate(self.args.rate * self.costs.host.get());
             let least = if self.costs.host.is_least() { ", the least" } else { "" };
-            text::stderr_line!(
+            display::stderr_line!(
                 "vprof: own CPU time is {} of the host's (--budget {}): the rate is {rate}{least}",
                 percent(share),
                 percent(self.costs.budget)
@@ -326,7 +326,7 @@ impl<'a> Agent<'a> {
                 let factor = self.costs.guests.entry(vm.id.clone()).or_insert(budget);
                 if factor.adapt(stopped) {
                     let rate = self.args.rate * factor.get();
-                    text::stderr_line!(
+                    display::stderr_line!(
                         "vprof: {} is stopped for {} of its time (--guest-budget {}): its rate is at most {}",
                         escaped(&vm.name),
                         percent(stopped),

@@ -16,7 +16,7 @@ use host::control::place;
 use host::protocol::Request;
 use nix::sys::signal::Signal;
 use profile::live::{Span, View};
-use wall::SyscallPolicy;
+use sandbox::SyscallPolicy;
 
 use super::forker::{RecorderEnd, RecorderForker, RecorderOrder};
 use crate::args::Engine;

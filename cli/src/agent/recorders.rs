@@ -4,8 +4,8 @@ use std::collections::HashSet;
 use std::io;
 use std::time::{Duration, Instant};
 
-use text::clean::escaped;
-use text::units;
+use display::clean::escaped;
+use display::units;
 
 use super::forker::RecorderForker;
 use super::identity::KnownMachine;
@@ -64,7 +64,7 @@ impl Agent<'_> {
             return Err(failed(io::Error::other(format!("it has ended ({status})"))));
         }
         let recorders = self.recorders.len() as u64;
-        text::stderr_line!(
+        display::stderr_line!(
             "vprof: the process of the recorders has ended ({status}), and with it {}; they begin again in {}",
             units::counted(recorders, "recording"),
             units::duration(AGAIN)
@@ -85,7 +85,10 @@ impl Agent<'_> {
                 false
             }
             Err(error) => {
-                text::stderr_line!("vprof: cannot wait for a recorder: {}", text::message::Reason(&error));
+                display::stderr_line!(
+                    "vprof: cannot wait for a recorder: {}",
+                    display::message::Reason(&error)
+                );
                 false
             }
         });
@@ -100,7 +103,7 @@ impl Agent<'_> {
         (vm.agent_cpu_ns, vm.agent_memory_bytes) = (end.cpu_ns, end.memory_bytes);
         let window = spool::spooled(&plan.window);
         if let Some(Err(error)) = window.map(|window| window.write_vm(&plan.profile, &vm)) {
-            text::stderr_line!("vprof: {error}");
+            display::stderr_line!("vprof: {error}");
         }
         // Where it was ended before its first sample, there is nothing to report.
         if end.status().success() || *stopped {
@@ -121,7 +124,7 @@ impl Agent<'_> {
             self.printed.clear();
         }
         if self.printed.insert(sentence.clone()) {
-            text::stderr_line!("vprof: {sentence}; it is tried again every {}", units::duration(AGAIN));
+            display::stderr_line!("vprof: {sentence}; it is tried again every {}", units::duration(AGAIN));
         }
     }
 

@@ -6,9 +6,9 @@ use std::fs;
 use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
 
+use display::clean::escaped;
 use export::lake::LakeTable;
-use sinks::{BucketAddress, ObjectSink, OtlpAddress, OtlpSink, SinkAddress, SinkError};
-use text::clean::escaped;
+use upload::{BucketAddress, ObjectSink, OtlpAddress, OtlpSink, SinkAddress, SinkError};
 
 use super::convert::{self, LakePlace, STAGED_REQUESTS};
 use super::recorder::ends_with_parent;
@@ -62,7 +62,7 @@ fn enter_wall(spooled: &SpooledWindow, to: &SinkAddress) -> Result<(), Error> {
             let readable: Vec<PathBuf> =
                 READABLE.iter().chain(&RANDOM).map(PathBuf::from).chain(named).collect();
             let readable: Vec<&Path> = readable.iter().map(PathBuf::as_path).collect();
-            wall::enter_worker(&readable, &[own], true)?;
+            sandbox::enter_worker(&readable, &[own], true)?;
         }
     }
     Ok(())
@@ -72,7 +72,7 @@ fn enter_wall(spooled: &SpooledWindow, to: &SinkAddress) -> Result<(), Error> {
 fn enter_reader(spooled: &SpooledWindow, directories: &[&Path]) -> Result<(), Error> {
     let lists = spooled.stacks_directory();
     let readable: Vec<&Path> = RANDOM.iter().map(Path::new).chain([lists.as_path()]).collect();
-    wall::enter_worker(&readable, directories, false)?;
+    sandbox::enter_worker(&readable, directories, false)?;
     Ok(())
 }
 

@@ -7,10 +7,10 @@ use std::path::{Path, PathBuf};
 use std::process::{Child, Stdio};
 use std::time::{Duration, Instant};
 
+use display::units;
 use export::lake::identity;
 use serde::{Deserialize, Serialize};
-use sinks::SinkAddress;
-use text::units;
+use upload::SinkAddress;
 
 use super::spool::{SpooledWindow, WindowProgress};
 use super::{convert, send};
@@ -65,7 +65,7 @@ impl SentTotals {
     /// Counts refused requests, and prints the first message about them.
     pub fn refused(&mut self, count: u64, message: &str) {
         if self.refused == 0 {
-            text::stderr_line!("vprof: {message}");
+            display::stderr_line!("vprof: {message}");
         }
         self.refused += count;
     }
@@ -141,8 +141,8 @@ impl Sink {
         match &address {
             SinkAddress::Directory(path) => convert::make_lake(path)?,
             // Wrong settings show now, and not at the end of the first window.
-            SinkAddress::Bucket(bucket) => drop(sinks::ObjectSink::new(bucket, 0)?),
-            SinkAddress::Otlp(receiver) => drop(sinks::OtlpSink::new(receiver)?),
+            SinkAddress::Bucket(bucket) => drop(upload::ObjectSink::new(bucket, 0)?),
+            SinkAddress::Otlp(receiver) => drop(upload::OtlpSink::new(receiver)?),
         }
         Ok(Self {
             counters: SinkCounters { address: address.to_string(), ..SinkCounters::default() },

@@ -4,8 +4,8 @@ use std::collections::HashSet;
 use std::path::PathBuf;
 use std::time::Instant;
 
+use display::units;
 use export::lake::LakeWindow;
-use text::units;
 
 use super::sink::SentTotals;
 use super::spool::SpooledWindow;
@@ -33,7 +33,10 @@ impl Agent<'_> {
                 is_new |= sink.adopt(&spooled)?;
             }
             if is_new {
-                text::stderr_line!("vprof: the window {} of an earlier agent is written now", window.name());
+                display::stderr_line!(
+                    "vprof: the window {} of an earlier agent is written now",
+                    window.name()
+                );
             }
             self.remove_done(&spooled)?;
         }
@@ -54,7 +57,7 @@ impl Agent<'_> {
         match self.clock.next(now_unix_ns(), self.args.once) {
             NextWindow::Wait { time, set_back } => {
                 if let Some(back) = set_back {
-                    text::stderr_line!(
+                    display::stderr_line!(
                         "vprof: the clock was set back by {}: the next window begins after the last one, in {}",
                         units::duration(back),
                         units::duration(time)
@@ -97,7 +100,7 @@ impl Agent<'_> {
             self.clock.ended(spooled.window.start_unix_ns);
             self.spool.state.last_end_ns = self.clock.last_end_ns();
             if let Err(error) = self.spool.save() {
-                text::stderr_line!("vprof: {error}");
+                display::stderr_line!("vprof: {error}");
             }
         }
         self.sinks.iter_mut().for_each(|sink| sink.add(&spooled));
@@ -112,11 +115,11 @@ impl Agent<'_> {
         for sink in &mut self.sinks {
             if let Some((window, totals)) = sink.ended(now).map_err(failed)? {
                 match totals {
-                    Some(totals) => text::stderr_line!("vprof: {}", sink.sentence(&window, totals)),
+                    Some(totals) => display::stderr_line!("vprof: {}", sink.sentence(&window, totals)),
                     None => {
                         let (name, address) = (window.window.name(), &sink.address);
                         let again = sink.not_before().saturating_duration_since(now).as_secs();
-                        text::stderr_line!(
+                        display::stderr_line!(
                             "vprof: {name} stays in the spool: {address} is tried again in {again} s"
                         );
                     }
@@ -174,7 +177,7 @@ impl Agent<'_> {
         for window in self.spool.drop_beyond(self.args.spool_limit, |path| busy.contains(path))? {
             self.counters.dropped += 1;
             let (name, limit) = (window.window.name(), units::bytes(self.args.spool_limit));
-            text::stderr_line!(
+            display::stderr_line!(
                 "vprof: the window {name} is dropped: the spool is larger than {limit} (--spool-limit)"
             );
             self.sinks.iter_mut().for_each(|sink| sink.drop_window(&window));

@@ -5,9 +5,9 @@ use std::path::PathBuf;
 use std::time::Duration;
 
 use clap::Args;
-use sinks::SinkAddress;
-use text::parse::positive_time;
-use wall::SyscallPolicy;
+use display::parse::positive_time;
+use sandbox::SyscallPolicy;
+use upload::SinkAddress;
 
 use super::TEMPLATE;
 use super::attach::Engine;

@@ -9,8 +9,8 @@ use clap_complete::engine::ArgValueCompleter;
 use host::attached::{AttachTarget, ChosenVm, HalfStart};
 use profile::watch::{BadWatch, WatchThreshold};
 use sampler::WatchConfig;
+use sandbox::SyscallPolicy;
 use serde::{Deserialize, Serialize};
-use wall::SyscallPolicy;
 
 use super::parse::{ValueError, policy_parser};
 use super::{RecordingArgs, TEMPLATE};

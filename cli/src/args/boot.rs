@@ -4,8 +4,8 @@ use std::path::PathBuf;
 use std::time::Duration;
 
 use clap::Args;
+use display::parse::positive_time;
 use sampler::conditions::Condition;
-use text::parse::positive_time;
 
 use super::parse::{parse_budget, parse_pattern};
 use super::{RunArgs, TEMPLATE};

@@ -4,9 +4,9 @@ use std::time::Duration;
 
 use clap::{Args, Subcommand};
 use clap_complete::engine::ArgValueCompleter;
+use display::parse::positive_time;
 use host::protocol::Then;
 use sampler::conditions::Condition;
-use text::parse::positive_time;
 
 use super::TEMPLATE;
 use super::parse::{parse_rate, then_parser};

@@ -5,9 +5,9 @@ use std::path::PathBuf;
 use clap::Args;
 use clap::builder::PossibleValuesParser;
 use clap::builder::TypedValueParser;
+use display::parse::positive_time;
 use profile::diff::GrowthLimit;
 use profile::report::SharesBy;
-use text::parse::positive_time;
 
 use super::parse::ValueError;
 use super::{FilterArgs, TEMPLATE};

@@ -96,7 +96,7 @@ fn format_parser() -> ValueParser {
 /// Returns a parser of one of several names.
 fn named<T>(all: &'static [(&'static str, T)]) -> ValueParser
 where
-    T: std::str::FromStr<Err = text::message::UnknownName> + Clone + Send + Sync + 'static,
+    T: std::str::FromStr<Err = display::message::UnknownName> + Clone + Send + Sync + 'static,
 {
     PossibleValuesParser::new(all.iter().map(|(name, _)| *name)).try_map(|name| name.parse::<T>()).into()
 }

@@ -4,8 +4,8 @@ use std::path::PathBuf;
 
 use clap::{Args, Subcommand};
 
-use images::contents::ImageFormat;
-use wall::SyscallPolicy;
+use disk_images::contents::ImageFormat;
+use sandbox::SyscallPolicy;
 
 use super::TEMPLATE;
 use super::parse::{format_parser, policy_parser};

@@ -1,7 +1,7 @@
 //! `vprof mem`.
 
 use clap::Args;
-use wall::SyscallPolicy;
+use sandbox::SyscallPolicy;
 
 use super::TEMPLATE;
 use super::attach::VmArgs;

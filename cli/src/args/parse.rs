@@ -4,19 +4,19 @@ use std::ops::RangeInclusive;
 use std::time::Duration;
 
 use clap::builder::{PossibleValue, PossibleValuesParser, TypedValueParser};
+use disk_images::contents::ImageFormat;
+use display::parse::{TimeError, decimal, positive_time, split_unit, time};
 use host::choice::HostChoice;
 use host::network::NetworkKind;
 use host::protocol::Then;
-use images::contents::ImageFormat;
 use profile::Sort;
 use profile::boot::PHASES;
 use profile::report::By;
 use render::ColorChoice;
 use sampler::conditions::{BadPattern, Condition};
 use sampler::{RateOutOfRange, checked_rate};
+use sandbox::SyscallPolicy;
 use statistics::clock::ClockKind;
-use text::parse::{TimeError, decimal, positive_time, split_unit, time};
-use wall::SyscallPolicy;
 
 /// Highest rate, samples per second and vCPU: the end of the range of [`checked_rate`].
 const MOST_HZ: f64 = 50_000.0;
@@ -178,9 +178,9 @@ fn size_within(text: &str, least: u64, most: u64) -> Result<u64, ValueError> {
     let scaled = decimal(number).ok_or(ValueError::Form(form))? * f64::from(1 << (shift - 10)) * 1024.0;
     #[expect(clippy::cast_possible_truncation, clippy::cast_sign_loss, clippy::cast_precision_loss)]
     if scaled > most as f64 {
-        Err(ValueError::TooLarge(text::units::bytes(most)))
+        Err(ValueError::TooLarge(display::units::bytes(most)))
     } else if (scaled as u64) < least {
-        Err(ValueError::TooSmall(text::units::bytes(least)))
+        Err(ValueError::TooSmall(display::units::bytes(least)))
     } else {
         Ok(scaled as u64)
     }
@@ -197,10 +197,13 @@ pub fn parse_pattern(text: &str) -> Result<Condition, ValueError> {
 pub fn parse_budget(text: &str) -> Result<(String, Duration), ValueError> {
     let (phase, time) = text.split_once('=').ok_or(ValueError::Form("total=3s"))?;
     if !PHASES.contains(&phase) {
-        let similar = text::suggest::suggest(phase, PHASES.iter().copied());
+        let similar = display::suggest::suggest(phase, PHASES.iter().copied());
         let suggestion =
             similar.first().map_or_else(String::new, |similar| format!(", did you mean {similar}"));
-        return Err(ValueError::UnknownPhase { name: text::clean::escaped(phase).into_owned(), suggestion });
+        return Err(ValueError::UnknownPhase {
+            name: display::clean::escaped(phase).into_owned(),
+            suggestion,
+        });
     }
     Ok((phase.to_owned(), positive_time(time)?))
 }

@@ -5,6 +5,7 @@ use std::path::{Path, PathBuf};
 use std::time::Duration;
 
 use clap::Args;
+use display::parse::positive_time;
 use host::protocol::Then;
 use profile::rows::HOSTNAME;
 use profile::store::CreateError;
@@ -12,7 +13,6 @@ use profile::{Batch, ProfileWriter, Sink, SinkError};
 use sampler::RecordingConfig;
 use sampler::conditions::{Condition, RunTrigger};
 use statistics::clock::ClockKind;
-use text::parse::positive_time;
 
 use super::parse::{
     clock_parser, parse_memory_interval, parse_precision, parse_rate, parse_size, parse_task_rate,

@@ -5,12 +5,12 @@ use std::path::PathBuf;
 use std::time::Duration;
 
 use clap::{Args, ValueEnum};
+use disk_images::contents::ImageFormat;
+use display::parse::positive_time;
 use host::choice::HostChoice;
 use host::protocol::Then;
-use images::contents::ImageFormat;
 use sampler::conditions::RunTrigger;
-use text::parse::positive_time;
-use wall::SyscallPolicy;
+use sandbox::SyscallPolicy;
 
 use super::parse::{
     NetworkChoice, format_parser, host_parser, parse_memory, parse_network, policy_parser, trip_parser,

@@ -4,9 +4,9 @@ use std::path::PathBuf;
 use std::time::Duration;
 
 use clap::Args;
+use display::parse::positive_time;
 use host::choice::HostChoice;
-use text::parse::positive_time;
-use wall::SyscallPolicy;
+use sandbox::SyscallPolicy;
 
 use super::TEMPLATE;
 use super::parse::{host_parser, policy_parser};

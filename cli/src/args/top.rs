@@ -4,8 +4,8 @@ use std::time::Duration;
 
 use clap::Args;
 use clap_complete::engine::ArgValueCompleter;
+use display::parse::positive_time;
 use host::protocol::control::SHORTEST_MS;
-use text::parse::positive_time;
 
 use super::TEMPLATE;
 use super::parse::ValueError;

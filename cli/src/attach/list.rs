@@ -5,8 +5,8 @@ use std::thread;
 use std::time::{Duration, Instant};
 
 use attach::{RunningMachine, StatFields};
-use text::clean::escaped;
-use text::units;
+use display::clean::escaped;
+use display::units;
 
 use crate::errors::Error;
 use crate::output::write_text;

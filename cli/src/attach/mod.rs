@@ -9,6 +9,9 @@ use std::io;
 use std::path::Path;
 
 use attach::{ExitDetail, TargetChoice, VcpuRoom, capabilities, keep_guard};
+use disk_images::ImageError;
+use display::clean::escaped;
+use display::units::counted;
 use host::attached::{
     self, AttachHalf, AttachPurpose, AttachSpec, AttachedVm, HalfStart, ProfileSpec, StartedHalf,
 };
@@ -16,11 +19,8 @@ use host::link::Link;
 use host::protocol::Then;
 use host::reader;
 use host::spec::{DiskSpec, Outcome};
-use images::ImageError;
 use profile::live;
 use sampler::RecordingConfig;
-use text::clean::escaped;
-use text::units::counted;
 use vmm::DiskMode;
 
 use crate::args::{AttachArgs, RecordingArgs};
@@ -57,7 +57,7 @@ pub fn command(args: &AttachArgs) -> Result<ExitCode, Error> {
     };
     if !args.recording.quiet {
         for sentence in &vm.sentences {
-            text::stderr_line!("vprof: {}", escaped(sentence));
+            display::stderr_line!("vprof: {}", escaped(sentence));
         }
     }
     let label = escaped(&vm.label).into_owned();
@@ -117,7 +117,7 @@ async fn profile(
 fn conclude(args: &AttachArgs, recorded: Recorded) -> Result<ExitCode, Error> {
     // Failures at the end were reported.
     if !args.recording.quiet && recorded.outcome.trouble.is_empty() {
-        text::stderr_line!("vprof: {}", recorded.outcome.end.sentence());
+        display::stderr_line!("vprof: {}", recorded.outcome.end.sentence());
     }
     let alerts = recorded.outcome.totals.alerts;
     let mut recording = args.recording.clone();
@@ -127,7 +127,7 @@ fn conclude(args: &AttachArgs, recorded: Recorded) -> Result<ExitCode, Error> {
     }
     if args.watch.is_some() && !recording.quiet {
         let seen = if alerts == 0 { "no stall was seen".to_owned() } else { counted(alerts.into(), "stall") };
-        text::stderr_line!("vprof: --watch: {seen}");
+        display::stderr_line!("vprof: --watch: {seen}");
     }
     recorded.conclude(&recording, |recorded| match &recorded.outcome.totals.sink_error {
         Some(error) => Err(Error::Sink(error.clone())),

@@ -4,6 +4,8 @@ use std::fmt::Write as _;
 use std::io::{self, Write as _};
 use std::time::{SystemTime, UNIX_EPOCH};
 
+use display::clean::escaped;
+use display::units;
 use profile::live::{SharedTables, StackFunction, Tables};
 use profile::rows::{Batch, Charged, SampleRow};
 use profile::watch::{
@@ -11,8 +13,6 @@ use profile::watch::{
 };
 use profile::{Sink, SinkError};
 use serde::Serialize;
-use text::clean::escaped;
-use text::units;
 use tokio::sync::mpsc::UnboundedSender;
 
 /// Functions of a stack in the text, at most.

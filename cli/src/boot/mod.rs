@@ -20,8 +20,8 @@ use crate::output::{OutputTarget, ignore_closed_pipe, write_json, write_text};
 use crate::run::{self, repeat};
 use crate::symbolize;
 use baseline::BootBaseline;
-use text::message::write_stderr;
-use text::units;
+use display::message::write_stderr;
+use display::units;
 use verdict::BootFacts;
 use vmm::MachineEnd;
 
@@ -42,7 +42,7 @@ pub fn command(args: &BootArgs) -> Result<ExitCode, Error> {
         if outcome.boots.iter().all(|attempt| attempt.verdict == BootVerdict::Up) {
             BootBaseline::from_outcome(&outcome).write(path)?;
         } else {
-            text::stderr_line!("vprof: the baseline is not written: not all boots came up");
+            display::stderr_line!("vprof: the baseline is not written: not all boots came up");
         }
     }
     if let Some(path) = &args.junit {
@@ -87,7 +87,7 @@ fn failed(outcome: &BootOutcome) -> String {
     if let Some(evidence) = evidence.filter(|evidence| !evidence.console.is_empty()) {
         text.push_str("the console's last lines:\n");
         for line in &evidence.console {
-            text.push_str(&format!("  {}\n", text::clean::escaped(line)));
+            text.push_str(&format!("  {}\n", display::clean::escaped(line)));
         }
     }
     text
@@ -108,7 +108,10 @@ fn boots(args: &BootArgs, baseline: Option<&BootBaseline>) -> Result<BootOutcome
         }
         let attempt = boot(args, &run)?;
         if times > 1 && !args.run.recording.quiet {
-            text::stderr_line!("vprof: boot {n} of {times}: {}", text::clean::escaped(&attempt.sentence));
+            display::stderr_line!(
+                "vprof: boot {n} of {times}: {}",
+                display::clean::escaped(&attempt.sentence)
+            );
         }
         let interrupted = attempt.verdict == BootVerdict::Interrupted;
         boots.push(attempt);
@@ -164,7 +167,7 @@ fn boot(args: &BootArgs, run: &RunArgs) -> Result<BootAttempt, Error> {
         if resets && ended.outcome.totals.seen.until_ns.is_none() && reboots < args.reboots {
             reboots += 1;
             if !run.recording.quiet {
-                text::stderr_line!(
+                display::stderr_line!(
                     "vprof: the guest reset itself after {:.2} s and is started again",
                     evidence.duration_s
                 );
@@ -203,7 +206,7 @@ fn shown(until: Option<&Condition>) -> String {
     match until {
         None => "its end".to_owned(),
         Some(Condition::Started) => "the end of its startup".to_owned(),
-        Some(until) => text::clean::escaped(&until.to_string()).into_owned(),
+        Some(until) => display::clean::escaped(&until.to_string()).into_owned(),
     }
 }
 

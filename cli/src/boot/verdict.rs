@@ -8,7 +8,7 @@ use render::boot_test::BootVerdict;
 
 use super::{expected, shown};
 use crate::run::recording::Recorded;
-use text::clean::escaped;
+use display::clean::escaped;
 use vmm::{MachineEnd, TRIPLE_FAULT};
 
 /// A guest without progress for this part of the run, and for [`STILL_S`], hangs when its time is over.

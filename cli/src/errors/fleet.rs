@@ -4,9 +4,9 @@ use std::io;
 use std::net::SocketAddr;
 use std::path::PathBuf;
 
-use sinks::SinkError;
-use text::message::{Reason, Shown};
-use wall::WallError;
+use display::message::{Reason, Shown};
+use sandbox::SandboxError;
+use upload::SinkError;
 
 use super::{Error, ExitCode};
 
@@ -40,7 +40,7 @@ pub enum FleetError {
     Sink(#[from] SinkError),
     /// A worker cannot give up what it does not need.
     #[error(transparent)]
-    Wall(#[from] WallError),
+    Sandbox(#[from] SandboxError),
     /// Another agent runs on this host; the file that it has locked.
     #[error("another `vprof agent` runs on this host: it has locked {}", Shown(.0))]
     SecondAgent(PathBuf),
@@ -70,8 +70,8 @@ impl From<SinkError> for Error {
     }
 }
 
-impl From<WallError> for Error {
-    fn from(error: WallError) -> Self {
+impl From<SandboxError> for Error {
+    fn from(error: SandboxError) -> Self {
         Self::Fleet(error.into())
     }
 }

@@ -1,8 +1,8 @@
 //! Answers as tables and flame graphs.
 
+use display::clean::escaped_with;
+use display::units;
 use serde_json::Value;
-use text::clean::escaped_with;
-use text::units;
 
 use super::engine::AnswerRow;
 use super::has_end;

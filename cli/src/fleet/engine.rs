@@ -6,9 +6,9 @@ use std::process::{Command, Stdio};
 use std::str::FromStr;
 use std::thread;
 
+use display::clean::{cut, escaped};
+use display::units;
 use serde_json::{Map, Value};
-use text::clean::{cut, escaped};
-use text::units;
 
 use super::sql::Dialect;
 use crate::errors::{Error, FleetError};
@@ -134,7 +134,7 @@ fn rows(output: Option<impl Read>) -> io::Result<Option<Vec<AnswerRow>>> {
     }
     if left_out > 0 {
         let [left_out, most] = [left_out, MOST_ROWS as u64].map(units::count);
-        text::stderr_line!(
+        display::stderr_line!(
             "vprof: {left_out} rows of the answer are left out, beyond the first {most}: ask for a part"
         );
     }

@@ -2,7 +2,7 @@
 
 use std::fmt::Write as _;
 
-use text::clean::xml;
+use display::clean::xml;
 
 use super::answer::{NOTHING, align, cell, number};
 use super::engine::AnswerRow;

@@ -1,10 +1,10 @@
 //! `vprof mem --json` (docs/json.md).
 
-use host::attached::{AttachedMemoryUse, HostMemory};
-use linux::{
+use guest_linux::{
     FileMemory, FilesystemMemory, GroupMemory, Holders, MemoryCounters, MemoryPart, Missing, ProcessMemory,
     SlabMemory,
 };
+use host::attached::{AttachedMemoryUse, HostMemory};
 use serde::Serialize;
 
 /// The object.
@@ -92,7 +92,7 @@ impl<'a> MemJson<'a> {
 
 #[cfg(test)]
 mod tests {
-    use linux::{GroupStat, MemoryUse};
+    use guest_linux::{GroupStat, MemoryUse};
     use serde_json::Value;
 
     use super::*;

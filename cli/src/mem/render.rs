@@ -1,12 +1,12 @@
 //! The tables of `vprof mem`.
 
-use host::attached::{AttachedMemoryUse, HostMemory};
-use linux::{
+use display::clean::escaped;
+use display::units;
+use guest_linux::{
     FileMemory, FilesystemMemory, GroupMemory, GroupStat, Holders, MemoryCounters, MemoryPart, Missing,
     ProcessMemory, SlabMemory,
 };
-use text::clean::escaped;
-use text::units;
+use host::attached::{AttachedMemoryUse, HostMemory};
 
 use render::PageLayout;
 use render::memory::part_label;
@@ -207,7 +207,7 @@ fn size(bytes: u64) -> String {
 
 #[cfg(test)]
 mod tests {
-    use linux::MemoryUse;
+    use guest_linux::MemoryUse;
 
     use super::*;
     use render::TextStyle;

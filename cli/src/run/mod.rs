@@ -13,6 +13,8 @@ use std::io::{self, IsTerminal};
 use std::os::unix::fs::OpenOptionsExt;
 use std::path::{Path, PathBuf};
 
+use disk_images::contents::ImageFormat;
+use disk_images::{self, ImageError, NamedFile};
 use host::choice::{self, Chosen, Host};
 use host::half;
 use host::link::Link;
@@ -21,8 +23,6 @@ use host::portable::{memory, outer};
 use host::reader::{self, BootFiles, BootMemory, LoadedBoot};
 use host::spec::{self, DiskSpec, GuestEnd, MachineSpec, Outcome, RunSpec};
 use host::systemd::{self, GuestCommand};
-use images::contents::ImageFormat;
-use images::{self, ImageError, NamedFile};
 use profile::store::CreateError;
 use profile::{Sink, live};
 use sampler::RecordingConfig;
@@ -83,11 +83,11 @@ pub fn once(args: &RunArgs, triggers: Vec<RunTrigger>) -> Result<Recorded, Error
             .chain([&chosen.sentence()])
             .chain(cost.as_ref().map(trips::Cost::sentence))
         {
-            text::stderr_line!("vprof: {sentence}");
+            display::stderr_line!("vprof: {sentence}");
         }
         let is_watched = matches!(streams.console, ConsoleTarget::None) && !args.recording.top;
         if is_watched && terminal::is_interactive() && io::stderr().is_terminal() {
-            text::stderr_line!("vprof: {CONSOLE_HINT}");
+            display::stderr_line!("vprof: {CONSOLE_HINT}");
         }
     }
     if matches!(chosen.host, Host::Tcg(_)) {
@@ -188,7 +188,7 @@ impl RunPlan {
             format!(
                 "warning: {} is qcow2 by its first bytes, which the guest of a raw disk can write: give --format qcow2 or \
                  --format raw",
-                text::clean::escaped(&disk.path.to_string_lossy())
+                display::clean::escaped(&disk.path.to_string_lossy())
             )
         };
         doubtful.map(warning).collect()
@@ -283,14 +283,14 @@ fn take_command(args: &RunArgs, loaded: &mut LoadedBoot, seed: u64) -> Result<Op
     }
     let LoadedBoot { facts, payload } = loaded;
     if facts.takes_command {
-        let archive = images::command::archive(words)?;
+        let archive = disk_images::command::archive(words)?;
         let failed = |source| Error::System { action: "add the command to the initrd", source };
         return payload.append(&archive).map(|()| None).map_err(failed);
     }
     if !facts.is_disk || facts.has_systemd == Some(false) {
-        return Err(images::command::refuse(facts.has_initrd).into());
+        return Err(disk_images::command::refuse(facts.has_initrd).into());
     }
-    images::command::check_length(words)?;
+    disk_images::command::check_length(words)?;
     Ok(Some(GuestCommand::new(words, seed, disk_mode(args) == DiskMode::ReadWrite)))
 }
 

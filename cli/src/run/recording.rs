@@ -6,6 +6,7 @@ use std::path::Path;
 use std::sync::Arc;
 use std::time::Duration;
 
+use display::message::{Reason, Shown};
 use host::control::server::{self, Server};
 use host::link::{BytesRead, ConsolePump, ConsoleReader, Link, Phase, Watcher, link};
 use host::protocol::OutputStream;
@@ -14,7 +15,6 @@ use profile::live;
 use sampler::PrecisionStatus;
 use statistics::estimate;
 use symbols::names::DebugFiles;
-use text::message::{Reason, Shown};
 use tokio::signal::unix::{Signal, SignalKind, signal};
 
 use super::screen::{ConsoleTarget, ProgressMode, RunScreen};
@@ -150,18 +150,18 @@ impl<'a> Recording<'a> {
                 screens.console.close();
                 // Whether it stays is the writer's decision.
                 if !args.quiet && file_identity(&args.output).is_some_and(|found| Some(found) != before) {
-                    text::stderr_line!("vprof: {} has what was recorded until then", Shown(&args.output));
+                    display::stderr_line!("vprof: {} has what was recorded until then", Shown(&args.output));
                 }
                 return Err(error);
             }
         };
         for (screen, whose) in [(&screens.console, "console"), (&screens.output, "command")] {
             if let Some(error) = screen.close() {
-                text::stderr_line!("vprof: the {whose}'s output is incomplete: {}", Reason(&error));
+                display::stderr_line!("vprof: the {whose}'s output is incomplete: {}", Reason(&error));
             }
         }
         for sentence in &outcome.trouble {
-            text::stderr_line!("vprof: {}", text::clean::escaped(sentence));
+            display::stderr_line!("vprof: {}", display::clean::escaped(sentence));
         }
         Ok(Recorded {
             outcome,
@@ -239,7 +239,7 @@ fn run_to_end<F: Future<Output = Result<Outcome, Error>>>(
     let raw = match keys {
         KeySource::Terminal => {
             if !args.quiet {
-                text::stderr_line!("vprof: the console takes all keys; Ctrl-] ends the run");
+                display::stderr_line!("vprof: the console takes all keys; Ctrl-] ends the run");
             }
             Some(RawMode::enter().map_err(terminal_error)?)
         }
@@ -262,7 +262,7 @@ fn run_to_end<F: Future<Output = Result<Outcome, Error>>>(
     // A run that the user has ended needs no second key.
     let stays = outcome.is_ok() && !interrupted;
     if let Some(failed) = view.and_then(|view| view.finish(stays)) {
-        text::stderr_line!("vprof: there was no live view: {failed}");
+        display::stderr_line!("vprof: there was no live view: {failed}");
     }
     screen.release();
     let mut last_lines = Vec::new();
@@ -326,7 +326,7 @@ fn finish_console(pump: ConsolePump, screen: &RunScreen, whose: &str) {
     if dropped > 0 {
         screen.note(&format!(
             "{} of the {whose}'s output were not shown: their reader was too slow",
-            text::units::bytes(dropped)
+            display::units::bytes(dropped)
         ));
     }
 }
@@ -355,7 +355,7 @@ fn serve(args: &RecordingArgs, run: server::Run) -> Result<Option<Server>, Error
         (Err(error), Some(path)) => Err(Error::file("make the socket", path, error)),
         (Err(error), None) => {
             if args.verbose {
-                text::stderr_line!("vprof: no control socket: {}", Reason(&error));
+                display::stderr_line!("vprof: no control socket: {}", Reason(&error));
             }
             Ok(None)
         }
@@ -451,9 +451,9 @@ fn summarize(args: &RecordingArgs, console_on_stdout: bool) -> Result<(), Error>
     }
     report::print_summary(&args.output, console_on_stdout)?;
     let path = Shown(&args.output);
-    text::stderr_line!("vprof: the profile is in {path}; `vprof report {path}` shows this again");
+    display::stderr_line!("vprof: the profile is in {path}; `vprof report {path}` shows this again");
     if args.older.is_some() {
-        text::stderr_line!("vprof: the one before is in {}", Shown(&output::older_name(&args.output)));
+        display::stderr_line!("vprof: the one before is in {}", Shown(&output::older_name(&args.output)));
     }
     Ok(())
 }
@@ -464,15 +464,15 @@ fn expect(args: &RecordingArgs, outcome: &Outcome, code: ExitCode) -> ExitCode {
     let code = if code == ExitCode::Done && !outcome.trouble.is_empty() { ExitCode::Failed } else { code };
     let seen = outcome.totals.seen;
     if let Some(start) = args.start_when.as_ref().filter(|_| seen.start_ns.is_none()) {
-        let start = text::clean::escaped(&start.to_string()).into_owned();
-        text::stderr_line!(
+        let start = display::clean::escaped(&start.to_string()).into_owned();
+        display::stderr_line!(
             "vprof: the run ended before {start} was seen (--start-when): nothing was sampled"
         );
         return if code == ExitCode::Done { ExitCode::Expectation } else { code };
     }
     if let Some(stop) = args.stop_when.as_ref().filter(|_| seen.stop_ns.is_none() && !args.quiet) {
-        let stop = text::clean::escaped(&stop.to_string()).into_owned();
-        text::stderr_line!(
+        let stop = display::clean::escaped(&stop.to_string()).into_owned();
+        display::stderr_line!(
             "vprof: the run ended before {stop} was seen (--stop-when): it was sampled to its end"
         );
     }
@@ -481,7 +481,7 @@ fn expect(args: &RecordingArgs, outcome: &Outcome, code: ExitCode) -> ExitCode {
     else {
         return code;
     };
-    text::stderr_line!("vprof: {missed}");
+    display::stderr_line!("vprof: {missed}");
     if code == ExitCode::Done { ExitCode::Expectation } else { code }
 }
 
@@ -501,7 +501,7 @@ fn missed(wanted: f64, found: Option<&PrecisionStatus>) -> Option<String> {
         format!(
             "the run ended before its largest share was known to within {wanted}: that of {} is {:.2} %, known to \
              within {:.2} %{longer}",
-            text::clean::escaped(&found.name),
+            display::clean::escaped(&found.name),
             found.share.share * 100.0,
             found.share.distance() * 100.0
         )

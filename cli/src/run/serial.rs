@@ -3,9 +3,9 @@
 
 use std::time::Duration;
 
+use display::units;
 use profile::live::Tables;
 use render::summary::SERIAL_ADVICE;
-use text::units;
 
 /// Interval of the checks.
 pub const INTERVAL: Duration = Duration::from_secs(5);

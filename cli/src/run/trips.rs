@@ -2,8 +2,8 @@
 
 use std::time::Duration;
 
+use display::units;
 use host::choice::Host;
-use text::units;
 
 use crate::args::RunArgs;
 use crate::errors::UsageError;

@@ -76,7 +76,7 @@ impl GuestResults {
             let last = lines.next_back().unwrap_or("nothing");
             return Err(Error::Guest(format!(
                 "the guest of the self-test did not run to its end; its console's last line: {}",
-                text::clean::escaped(last.trim())
+                display::clean::escaped(last.trim())
             )));
         }
         Ok(results)

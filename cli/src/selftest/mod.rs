@@ -78,7 +78,7 @@ pub fn command(args: &SelftestArgs) -> Result<ExitCode, Error> {
     let portable = args.portable_host.as_deref();
     let chosen = choice::choose(args.host, portable, args.host_timeout)?;
     let kernel = payload::find_kernel(args.kernel.as_deref(), portable)?;
-    text::stderr_line!("vprof: {}", chosen.sentence());
+    display::stderr_line!("vprof: {}", chosen.sentence());
     let emulated = matches!(chosen.host, Host::Portable(_));
     let temporary =
         tempfile::tempdir().map_err(|e| Error::file("create a directory in", &std::env::temp_dir(), e))?;
@@ -91,7 +91,7 @@ pub fn command(args: &SelftestArgs) -> Result<ExitCode, Error> {
     };
     let mut finished = Vec::new();
     for planned in plan(emulated) {
-        text::stderr_line!("vprof: guest {} of 3: {}", finished.len() + 1, planned.name);
+        display::stderr_line!("vprof: guest {} of 3: {}", finished.len() + 1, planned.name);
         finished.push(run_guest(args, &planned, &kernel, &directory)?);
     }
     let [shares, switches, unsampled] = finished.as_slice() else {
@@ -208,7 +208,7 @@ fn run_args(
 
 #[cfg(test)]
 mod tests {
-    use wall::SyscallPolicy;
+    use sandbox::SyscallPolicy;
 
     use super::*;
 

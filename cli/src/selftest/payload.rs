@@ -4,8 +4,8 @@
 use std::fs;
 use std::path::{Path, PathBuf};
 
+use disk_images::cpio;
 use host::portable::{PortableError, ProgramError, bundle, exe};
-use images::cpio;
 
 use super::guest::{GuestLoad, LOAD_FILE};
 use crate::errors::{Error, UsageError};

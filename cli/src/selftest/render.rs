@@ -1,7 +1,7 @@
 //! The table of `vprof selftest`: a text for a bug report.
 
-use text::clean::escaped;
-use text::units;
+use display::clean::escaped;
+use display::units;
 
 use super::{CheckVerdict, SelftestCheck, SelftestOutcome, ValueUnit};
 use render::PageLayout;

@@ -114,7 +114,7 @@ pub fn start_child(name: &str, body: impl FnOnce() -> io::Result<()>) -> io::Res
             let code = match body() {
                 Ok(()) => 0,
                 Err(error) => {
-                    text::stderr_line!("{}: {error}", name.to_string_lossy());
+                    display::stderr_line!("{}: {error}", name.to_string_lossy());
                     1
                 }
             };

@@ -28,7 +28,7 @@ pub fn command(args: &TopArgs) -> Result<ExitCode, Error> {
         frame::show(&mut view, ::attach::stop_process).await
     })?;
     if let Some(reason) = state.ended {
-        text::stderr_line!("vprof: {reason}");
+        display::stderr_line!("vprof: {reason}");
     }
     Ok(ExitCode::Done)
 }

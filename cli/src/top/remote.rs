@@ -3,12 +3,12 @@
 use std::os::unix::net::UnixStream;
 use std::time::Duration;
 
+use display::clean::escaped;
+use display::message::Reason;
 use host::ControlError;
 use host::control::viewer::{self, Viewer};
 use host::protocol::Request;
 use profile::live::View;
-use text::clean::escaped;
-use text::message::Reason;
 
 use tui::live::control::{RunCommand, RunEvent, WatchedRun};
 

@@ -1,10 +1,10 @@
-//! The attach half inside the wall.
+//! The attach half inside the sandbox.
 
 use super::*;
 
-/// Returns the parts of the wall that a profile records.
+/// Returns the parts of the sandbox that a profile records.
 fn wall_of(profile: &Path) -> String {
-    meta_of(profile, "wall")
+    meta_of(profile, "sandbox")
 }
 
 #[test]
@@ -58,9 +58,9 @@ fn a_half_without_filters_is_a_wish_that_the_profile_records() {
         let mut attach = vprof(["attach", &vm.pid(), "-q", "-d", "300ms", "--seccomp", policy, "-o"]);
         let output = attach.arg(&profile).output().unwrap();
         assert!(output.status.success(), "{}", stderr(&output));
-        let wall = wall_of(&profile);
-        assert!(wall.contains("rights") && !wall.contains("files"), "{wall}");
-        assert_eq!(wall.contains("system calls"), filters, "{wall}");
+        let sandbox = wall_of(&profile);
+        assert!(sandbox.contains("rights") && !sandbox.contains("files"), "{sandbox}");
+        assert_eq!(sandbox.contains("system calls"), filters, "{sandbox}");
     }
 }
 

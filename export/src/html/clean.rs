@@ -1,14 +1,14 @@
 //! Text of the guest in a page.
 
+pub(super) use display::clean::cut;
 use serde_json::Value;
-pub(super) use text::clean::cut;
 
 /// Length at which a name of the page is cut, characters.
 const LONGEST: usize = 1_000;
 
 /// Returns one line without characters that move, hide or reorder text, of bounded length.
 pub(super) fn name(text: &str) -> String {
-    cut(&text::clean::escaped(text), LONGEST)
+    cut(&display::clean::escaped(text), LONGEST)
 }
 
 /// Cleans all text in a value, names of members included. Values are as deep as the types that they come

@@ -2,7 +2,7 @@
 
 use std::io::{self, Write};
 
-use text::clean::xml;
+use display::clean::xml;
 
 use super::page::hash;
 

@@ -139,8 +139,8 @@ fn number(value: &Value) -> u64 {
 fn whole(vcpu: &Vcpu) -> Segment {
     let times =
         [vcpu.guest_s, vcpu.halted_s, vcpu.waiting_s, vcpu.kvm_s, vcpu.vmm_s, vcpu.sampler_s, vcpu.paused_s];
-    let states = times.map(|s| text::units::rounded(s * 1e9));
-    Segment { end_ns: text::units::rounded(vcpu.wall_s * 1e9), states, ..Segment::default() }
+    let states = times.map(|s| display::units::rounded(s * 1e9));
+    Segment { end_ns: display::units::rounded(vcpu.wall_s * 1e9), states, ..Segment::default() }
 }
 
 /// Returns the segment of a vCPU at a time.

@@ -3,8 +3,8 @@
 
 use std::collections::{BTreeMap, HashMap};
 
+use display::units::rounded;
 use profile::report::{ExactReport, OffCpu, RecordedVcpu, Recording};
-use text::units::rounded;
 
 use super::block::Numbers;
 use super::tree::{Function, FunctionKind, Functions, Tree};

@@ -5,8 +5,8 @@
 //! samples represents. For each entry it gets the distance of its node from that of the entry before, the
 //! role, and the number of samples. Entries of a cell are in the order of nodes.
 
+use display::units::rounded;
 use profile::report::{Filter, Recording};
-use text::units::rounded;
 
 use super::block::{Block, Numbers};
 use super::facts::Facts;

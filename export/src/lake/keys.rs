@@ -1,6 +1,6 @@
 //! Texts of guests in the lake, with bounds.
 
-use text::clean::{cut, escaped};
+use display::clean::{cut, escaped};
 
 /// Longest name of a process, a thread, a function and the like, in characters.
 pub(super) const LONGEST_NAME: usize = 256;

@@ -2,9 +2,9 @@
 
 use std::collections::HashMap;
 
+use display::clean::{cut, escaped_with};
 use profile::report::Recording;
 use profile::rows::FrameKind;
-use text::clean::{cut, escaped_with};
 
 use super::keys::LONGEST_NAME;
 use super::rows::StackRow;

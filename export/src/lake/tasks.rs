@@ -148,5 +148,5 @@ fn accounting(rusage: &Rusage, memory: Option<&MemoryReport>) -> Vec<(String, Ac
 
 /// Rounds a time in seconds.
 fn nanoseconds(s: f64) -> u64 {
-    text::units::rounded(s * 1e9)
+    display::units::rounded(s * 1e9)
 }

@@ -13,6 +13,7 @@ pub(crate) use tests::decoded;
 use std::collections::{BTreeMap, HashMap};
 use std::io::{self, Write};
 
+use display::clean::escaped;
 use opentelemetry_proto::tonic::common::v1::any_value::Value;
 use opentelemetry_proto::tonic::common::v1::{AnyValue, InstrumentationScope, KeyValue};
 use opentelemetry_proto::tonic::profiles::v1development::{
@@ -24,7 +25,6 @@ use profile::report::Recording;
 use profile::rows::FrameKind;
 use prost::Message as _;
 use sha2::{Digest, Sha256};
-use text::clean::escaped;
 
 use crate::lake::{LakeProfile, LakeTotals, LakeVm, LakeWindow};
 use crate::pprof::tables::{Code, Strings};

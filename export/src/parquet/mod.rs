@@ -5,9 +5,9 @@ pub(crate) mod table;
 use std::borrow::Cow;
 use std::io::Write;
 
+use display::clean::escaped;
 use profile::report::Recording;
 use profile::rows::FrameKind;
-use text::clean::escaped;
 
 use crate::folded::Names;
 use crate::rows::Row;

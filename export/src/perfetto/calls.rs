@@ -2,9 +2,9 @@
 
 use std::collections::HashSet;
 
+use display::clean::escaped;
 use profile::Profile;
 use profile::report::for_each_call;
-use text::clean::escaped;
 
 use super::proto::{Annotation, EventType, TrackEvent};
 use super::{TraceWriter, named, uuid};

@@ -3,8 +3,8 @@
 
 use std::collections::HashMap;
 
+use display::clean::escaped;
 use profile::report::{RecordedFrame, Recording, ThreadPlace};
-use text::clean::escaped;
 
 use super::proto::{Callstack, Frame, InternedData, InternedString, Mapping};
 use crate::mapped::MappedContent;

@@ -2,9 +2,9 @@
 
 use std::collections::HashMap;
 
+use display::clean::escaped;
 use profile::Profile;
 use profile::rows::MemoryKind;
-use text::clean::escaped;
 
 use super::proto::{CounterDescriptor, EventType, PacketData, TrackDescriptor, TrackEvent};
 use super::{TraceWriter, tables, uuid};

@@ -28,13 +28,13 @@ pub(crate) use tests::assert_sound;
 use std::collections::{BTreeMap, HashMap};
 use std::io::{self, Write};
 
-use text::units::rounded;
+use display::units::rounded;
 
+use display::clean::escaped;
 use profile::Profile;
 use profile::report::{Filter, RecordedVcpu, Recording, RecordingRequest, ReportError, Timehist};
 use profile::rows::Mode;
 use prost::Message as _;
-use text::clean::escaped;
 
 use crate::{ExportError, Request};
 use code::Code;

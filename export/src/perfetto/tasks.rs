@@ -5,8 +5,8 @@
 
 use std::collections::{HashMap, HashSet};
 
+use display::clean::escaped;
 use profile::report::Recording;
-use text::clean::escaped;
 
 use super::proto::{PacketData, ProcessDescriptor, ThreadDescriptor, TrackDescriptor};
 use super::uuid;

@@ -17,7 +17,7 @@ use flate2::write::GzEncoder;
 use profile::report::Recording;
 use prost::Message as _;
 
-use text::clean::escaped;
+use display::clean::escaped;
 
 use crate::sums::{SampleKey, keyed};
 use crate::{ExportError, Format, Request};

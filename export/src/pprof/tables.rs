@@ -2,8 +2,8 @@
 
 use std::collections::HashMap;
 
+use display::clean::escaped;
 use profile::report::{RecordedFrame, Recording};
-use text::clean::escaped;
 
 use super::proto::{Function, Line, Location, Mapping};
 use crate::mapped::MappedContent;

@@ -2,8 +2,8 @@
 
 use std::sync::LazyLock;
 
-use linux::Kernel;
-use linux::fixture::{Config, Guest, Style};
+use guest_linux::Kernel;
+use guest_linux::fixture::{Config, Guest, Style};
 
 use crate::input::patches::MemoryPlace;
 

@@ -3,7 +3,7 @@
 use std::cell::Cell;
 
 use arbitrary::Arbitrary;
-use linux::{FlatMemory, PhysAddr, PhysicalMemory};
+use guest_linux::{FlatMemory, PhysAddr, PhysicalMemory};
 
 /// Changes of one memory, at most: more only hide each other.
 const MAX_PATCHES: usize = 24;

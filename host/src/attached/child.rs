@@ -12,15 +12,15 @@ use attach::{
     AttachError, AttachedMemory, Attachment, AttachmentEnd, EndedAttachment, EngineChoice, HostNames,
     JobControl, Process, RateLimit, RunningMachine, Target, VcpuCounts, capabilities,
 };
-use images::ImageError;
+use disk_images::ImageError;
+use display::clean::escaped;
+use display::units;
 use profile::watch::WatchCondition;
 use sampler::{AttachedSampler, RecordingConfig, Session, SessionConfig, WatchConfig};
+use sandbox::{AttachedSandbox, Reach};
 use statistics::estimate::ONE_CLOCK;
 use symbols::names::{OpenFiles, no_files};
-use text::clean::escaped;
-use text::units;
 use tokio::runtime::Runtime;
-use wall::{AttachedWall, Reach};
 
 use super::memory::{self, MemoryUseError};
 use super::tables::{self, MappedTables};
@@ -97,12 +97,12 @@ fn run_job(job: Result<AttachJob, ChildError>, stops: &[libc::c_int]) -> io::Res
     if let Err(error) = prepared.found.machine.job_control().install(stops) {
         return connection.send(&ChildError::from(error).message());
     }
-    let ProfileMeans { files, wall, tables, runtime } = prepared.means;
+    let ProfileMeans { files, sandbox, tables, runtime } = prepared.means;
     let (own_side, watcher) = link();
     let Watcher { stop, input, control, console: _, output: _, read, phase, notes: _ } = watcher;
     let steering = Steering { stop, input, control, read };
     // Its state is large, and would be on the stack once for each future around it.
-    let profiling = Box::pin(profile(*spec, prepared.found, (files, wall, tables), &connection, own_side));
+    let profiling = Box::pin(profile(*spec, prepared.found, (files, sandbox, tables), &connection, own_side));
     let profiling = forward(profiling, phase, &connection);
     let message = match runtime.block_on(obeyed_while(profiling, steering, &connection)) {
         Ok(Ok(outcome)) => FromHost::End(outcome),
@@ -124,7 +124,7 @@ fn answer(mut machine: Machine, rows: usize, smaps: Option<&File>) -> MemoryAnsw
     }
 }
 
-/// A half inside its wall, before it reads a byte of the guest.
+/// A half inside its sandbox, before it reads a byte of the guest.
 struct Prepared {
     purpose: OpenPurpose,
     found: FoundMachine,
@@ -134,14 +134,14 @@ struct Prepared {
 /// Means of a profile besides its machine.
 struct ProfileMeans {
     files: OpenFiles,
-    /// Parts of the wall, for the profile.
-    wall: String,
+    /// Parts of the sandbox, for the profile.
+    sandbox: String,
     tables: MappedTables,
-    /// Made before the wall: it takes descriptors that are not available inside of it.
+    /// Made before the sandbox: it takes descriptors that are not available inside of it.
     runtime: Runtime,
 }
 
-/// Purpose with what was opened for it before the wall.
+/// Purpose with what was opened for it before the sandbox.
 enum OpenPurpose {
     Profile(Box<ProfileSpec>),
     Memory {
@@ -164,8 +164,8 @@ impl OpenPurpose {
     }
 }
 
-/// Finds the machine, and raises the wall. Returns the machines of this host instead if none was chosen and
-/// there is not exactly one.
+/// Finds the machine, and enters the sandbox. Returns the machines of this host instead if none was chosen
+/// and there is not exactly one.
 fn prepare(job: AttachJob) -> Result<Result<Prepared, Vec<RunningMachine>>, ChildError> {
     let AttachJob { spec, disks, report, tables } = job;
     let tables = match tables {
@@ -185,21 +185,21 @@ fn prepare(job: AttachJob) -> Result<Result<Prepared, Vec<RunningMachine>>, Chil
     let reach = opened.reach();
     let purpose = OpenPurpose::open(spec.purpose, reach.process());
     let capabilities = capabilities::kept(matches!(reach, Reach::Kernel { .. }));
-    let wall = AttachedWall { policy: spec.policy, reach, capabilities, report };
-    let wall = wall::enter_attached(wall)?.words();
+    let sandbox = AttachedSandbox { policy: spec.policy, reach, capabilities, report };
+    let sandbox = sandbox::enter_attached(sandbox)?.words();
     capabilities::limit_threads();
     // Before the disks: a stub has stopped its machine for the new client.
     let found = opened.describe()?;
     // SAFETY: as above.
     let disks = disks.into_iter().map(|(disk, number)| (disk, unsafe { inherited(number) }));
     let files = open_disks(disks)?;
-    Ok(Ok(Prepared { purpose, found, means: ProfileMeans { files, wall, tables, runtime } }))
+    Ok(Ok(Prepared { purpose, found, means: ProfileMeans { files, sandbox, tables, runtime } }))
 }
 
 /// The guest's files on its disks, which its VMM has open as well.
 fn open_disks(disks: impl Iterator<Item = (DiskSpec, std::fs::File)>) -> Result<OpenFiles, ImageError> {
     let disks: Vec<_> = disks.map(|(disk, file)| disk.contents(file, false)).collect::<Result<_, _>>()?;
-    Ok(if disks.is_empty() { no_files() } else { images::files::open(disks) })
+    Ok(if disks.is_empty() { no_files() } else { disk_images::files::open(disks) })
 }
 
 /// A machine, and what is said of it.
@@ -396,7 +396,7 @@ impl Machine {
 async fn profile(
     spec: ProfileSpec,
     found: FoundMachine,
-    (files, wall, tables): (OpenFiles, String, MappedTables),
+    (files, sandbox, tables): (OpenFiles, String, MappedTables),
     connection: &Connection,
     link: Link,
 ) -> Result<Outcome, ChildError> {
@@ -424,7 +424,7 @@ async fn profile(
         ("not_had", Some(not_had)),
         // Behind a stub all vCPUs stop at once.
         (ONE_CLOCK, one_clock.then(|| "1".to_owned())),
-        ("wall", Some(wall)),
+        ("sandbox", Some(sandbox)),
     ];
     let config = SessionConfig {
         vcpus: u8::try_from(machine.vcpus()).unwrap_or(u8::MAX),

@@ -5,7 +5,7 @@ use std::io::{self, BufRead, BufReader};
 use std::time::Instant;
 
 use attach::{ForeignMemory, MemoryLayout, MemoryPiece};
-use linux::{Kernel, MemoryUse, Missing, PhysicalMemory};
+use guest_linux::{Kernel, MemoryUse, Missing, PhysicalMemory};
 use serde::{Deserialize, Serialize};
 
 /// Answer of an attach half about memory.
@@ -50,7 +50,7 @@ pub(super) enum MemoryUseError {
     #[error("the guest's kernel was not found: it is not Linux, or has not booted yet")]
     NoKernel,
     /// Ctrl-Z cannot be made to wait for the end of a stop.
-    #[error("the process inside the wall cannot start: {0}")]
+    #[error("the process inside the sandbox cannot start: {0}")]
     Start(#[source] io::Error),
     /// A part of the guest cannot be read.
     #[error("cannot read the guest's memory by holder: {0}")]

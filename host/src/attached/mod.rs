@@ -1,4 +1,4 @@
-//! The attach half: the process that profiles a machine of another VMM, inside a wall.
+//! The attach half: the process that profiles a machine of another VMM, inside a sandbox.
 //!
 //! ```text
 //!  vprof attach                                     vprof attach-half
@@ -9,8 +9,8 @@
 //!  vprof mem             <-- FoundVm, MemoryAnswer --    vprof attach-half
 //! ```
 //!
-//! The half finds the machine, opens all that it reads of the VMM later, and starts the guard. Then it raises
-//! the wall, before it reads a byte of the guest's memory or of a disk.
+//! The half finds the machine, opens all that it reads of the VMM later, and starts the guard. Then it enters
+//! the sandbox, before it reads a byte of the guest's memory or of a disk.
 
 mod child;
 mod memory;
@@ -29,8 +29,8 @@ use std::time::Duration;
 use attach::{RunningMachine, TargetChoice};
 use sampler::RecordingConfig;
 use sampler::conditions::RunTrigger;
+use sandbox::SyscallPolicy;
 use serde::{Deserialize, Serialize};
-use wall::SyscallPolicy;
 
 use crate::spec::DiskSpec;
 
@@ -122,7 +122,7 @@ struct TableFiles {
 /// First message of an attach half.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub enum FoundVm {
-    /// The machine is found, and the wall is raised.
+    /// The machine is found, and the sandbox is entered.
     Found(AttachedVm),
     /// No machine was chosen, and these are there: none, or several.
     Unchosen(Vec<RunningMachine>),

@@ -9,8 +9,8 @@ use std::process::{ExitStatus, Stdio};
 use std::time::Duration;
 
 use attach::RunningMachine;
+use display::message::Reason;
 use profile::{Batch, Sink};
-use text::message::Reason;
 use tokio::net::unix::pipe;
 use tokio::time::{Instant, sleep};
 

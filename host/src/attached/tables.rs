@@ -2,8 +2,9 @@
 //!
 //! ```text
 //!  vprof attach --tables DIR                         vprof attach-half
-//!  opens DIR/*.tables, makes a file in memory ─────▶ maps them before its wall; compares its own tables with
-//!  copies that file into DIR  ◀── new tables ─────── those of the files; appends the others to the new one
+//!  opens DIR/*.tables, makes a file in memory ─────▶ maps them before its sandbox; compares its own
+//!                                                   tables with those of the files;
+//!  copies that file into DIR  ◀── new tables ─────── appends the others to the new one
 //! ```
 //!
 //! A half reads a hostile guest, and may write anything into its file in memory. Another half uses bytes of a

@@ -16,9 +16,9 @@ use std::io;
 use std::path::PathBuf;
 use std::time::Duration;
 
-use text::clean::escaped;
-use text::message::{Reason, Shown};
-use text::units;
+use display::clean::escaped;
+use display::message::{Reason, Shown};
+use display::units;
 
 pub use crate::socket::Owner;
 

@@ -9,12 +9,12 @@ use std::sync::{Arc, Mutex, PoisonError};
 use std::thread::JoinHandle;
 use std::time::Duration;
 
+use display::message::Reason;
 use profile::live;
 use profile::live::View;
 use sampler::conditions::{BadCondition, Condition, RunTrigger};
 use serde::Serialize;
 use serde_json::{Value, json};
-use text::message::Reason;
 use tokio::io::{AsyncBufReadExt, AsyncReadExt, AsyncWriteExt, BufReader};
 use tokio::net::unix::{OwnedReadHalf, OwnedWriteHalf};
 use tokio::net::{UnixListener, UnixStream};
@@ -98,7 +98,9 @@ impl Server {
             match started {
                 Ok(started) => *place.lock().unwrap_or_else(PoisonError::into_inner) = Some(started),
                 // The client sees that the connection is closed.
-                Err(error) => text::stderr_line!("vprof: the control socket has failed: {}", Reason(&error)),
+                Err(error) => {
+                    display::stderr_line!("vprof: the control socket has failed: {}", Reason(&error))
+                }
             }
         });
         Ok(Self { socket, waiting: waiting.abort_handle(), thread })

@@ -6,10 +6,10 @@ use std::os::fd::{OwnedFd, RawFd};
 use std::path::{Path, PathBuf};
 use std::time::Duration;
 
-use images::BootPayload;
+use disk_images::BootPayload;
 use nix::fcntl::{FcntlArg, FdFlag, fcntl};
 use profile::Sink;
-use wall::{AttachedWall, WallConfig};
+use sandbox::{AttachedSandbox, SandboxConfig};
 
 use super::{CableFd, Descriptors, HalfJob, Hypervisor};
 use crate::connection::{
@@ -54,16 +54,16 @@ fn serve(connection: &Connection, job: RawFd) -> Result<Outcome, ChildError> {
     let written: &[File] = if sync_disks { &files.disks } else { &[] };
     let written = written.iter().map(File::try_clone).collect::<Result<Vec<_>, _>>()?;
     let directory = std::env::var_os("TMPDIR").map(PathBuf::from).unwrap_or_default();
-    // Made before the wall: it takes descriptors that are not available inside of each.
+    // Made before the sandbox: it takes descriptors that are not available inside of each.
     let runtime = link::runtime()?;
     let guest = match hypervisor {
         Hypervisor::Kvm(kvm) => {
             // SAFETY: as above.
             let kvm = unsafe { inherited(kvm) }.into();
-            WalledGuest::on_kvm(kvm, files, &mut run, directory)?
+            SandboxedGuest::on_kvm(kvm, files, &mut run, directory)?
         }
         Hypervisor::Qemu(qemu) => {
-            runtime.block_on(WalledGuest::in_qemu(&qemu, files, &mut run, &directory))?
+            runtime.block_on(SandboxedGuest::in_qemu(&qemu, files, &mut run, &directory))?
         }
     };
     connection.send(&FromHost::Preparing("starting the guest".to_owned()))?;
@@ -90,7 +90,7 @@ fn serve(connection: &Connection, job: RawFd) -> Result<Outcome, ChildError> {
     let written = if sync_disks { write_back(connection, &written) } else { Ok(()) };
     let mut outcome = outcome?;
     if lost > 0 {
-        let lost = text::units::bytes(lost);
+        let lost = display::units::bytes(lost);
         outcome.trouble.push(format!("{lost} of the guest's output are missing: their reader was too slow"));
     }
     // The profile is whole by now.
@@ -98,14 +98,14 @@ fn serve(connection: &Connection, job: RawFd) -> Result<Outcome, ChildError> {
     Ok(outcome)
 }
 
-/// Guest that does not run yet, in a process inside its wall.
-enum WalledGuest {
+/// Guest that does not run yet, in a process inside its sandbox.
+enum SandboxedGuest {
     Kvm { disks: Vec<File>, connected: Connected, payload: BootPayload },
     Qemu(Box<StartedQemu>),
 }
 
-impl WalledGuest {
-    /// Raises the wall of a process that runs a guest on KVM.
+impl SandboxedGuest {
+    /// Enters the sandbox of a process that runs a guest on KVM.
     fn on_kvm(
         kvm: OwnedFd,
         files: InheritedFiles,
@@ -113,15 +113,15 @@ impl WalledGuest {
         directory: PathBuf,
     ) -> Result<Self, ChildError> {
         let InheritedFiles { kernel, initrd, disks, cable, report } = files;
-        let standing = wall::enter(WallConfig { policy: run.policy, directory, report })?;
-        run.meta.push(("wall".to_owned(), standing.words()));
+        let standing = sandbox::enter(SandboxConfig { policy: run.policy, directory, report })?;
+        run.meta.push(("sandbox".to_owned(), standing.words()));
         let payload = BootPayload { kernel: read_all(kernel)?, initrd: initrd.map(read_all).transpose()? };
         let end = cable.map(CardEnd::try_from).transpose()?;
         let network = run.machine.network.as_ref().zip(end).map(|(spec, end)| spec.card(end));
         Ok(Self::Kvm { disks, connected: Connected { kvm, network }, payload })
     }
 
-    /// Starts QEMU, and raises the wall of a process that reads it.
+    /// Starts QEMU, and enters the sandbox of a process that reads it.
     async fn in_qemu(
         qemu: &Qemu,
         files: InheritedFiles,
@@ -132,8 +132,8 @@ impl WalledGuest {
         let started =
             StartedQemu::start(qemu, run, EmulatedFiles { kernel, initrd, disks, cable }, directory).await?;
         let (policy, reach) = (run.policy, started.reach());
-        let standing = wall::enter_attached(AttachedWall { policy, reach, capabilities: 0, report })?;
-        run.meta.push(("wall".to_owned(), standing.words()));
+        let standing = sandbox::enter_attached(AttachedSandbox { policy, reach, capabilities: 0, report })?;
+        run.meta.push(("sandbox".to_owned(), standing.words()));
         Ok(Self::Qemu(Box::new(started)))
     }
 

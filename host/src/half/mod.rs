@@ -1,4 +1,4 @@
-//! The guest half of a run: the process that runs and reads the guest, inside a wall.
+//! The guest half of a run: the process that runs and reads the guest, inside a sandbox.
 //!
 //! ```text
 //!  vprof run                                        vprof guest-half
@@ -6,11 +6,11 @@
 //!  control socket        --- frames: ToHost  -->    descriptors, and nothing else
 //! ```
 //!
-//! The guest half gets open descriptors: `/dev/kvm`, disks, its card's cable, kernel and initrd. It raises
-//! the wall (crate `wall`) before it reads a byte of a disk or executes an instruction of the guest. A guest
-//! that takes it over has its own disks and its profile's rows. The portable host starts the same process
-//! from its init, with a virtio-serial port in place of the socket. Without KVM the half starts a QEMU that
-//! runs the guest (`tcg.rs`), and is attached to it.
+//! The guest half gets open descriptors: `/dev/kvm`, disks, its card's cable, kernel and initrd. It enters
+//! the sandbox (crate `sandbox`) before it reads a byte of a disk or executes an instruction of the guest. A
+//! guest that takes it over has its own disks and its profile's rows. The portable host starts the same
+//! process from its init, with a virtio-serial port in place of the socket. Without KVM the half starts a
+//! QEMU that runs the guest (`tcg.rs`), and is attached to it.
 
 mod child;
 mod process;

@@ -5,8 +5,8 @@ use std::io;
 use std::os::fd::{AsRawFd, OwnedFd};
 use std::process::ExitStatus;
 
+use display::message::Reason;
 use profile::{Batch, Sink};
-use text::message::Reason;
 use tokio::net::UnixStream;
 use vmm::KvmError;
 

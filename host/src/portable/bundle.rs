@@ -72,7 +72,7 @@ fn in_directory(directory: &Path) -> Option<Bundle> {
 impl NotFound {
     /// Returns the searched directories, for a sentence.
     pub fn places(&self) -> String {
-        let places: Vec<_> = self.looked.iter().map(|p| text::message::Shown(p).to_string()).collect();
+        let places: Vec<_> = self.looked.iter().map(|p| display::message::Shown(p).to_string()).collect();
         if places.is_empty() { "nowhere to look".to_owned() } else { places.join(", ") }
     }
 }

@@ -3,8 +3,8 @@
 use std::collections::BTreeSet;
 use std::path::{Path, PathBuf};
 
+use disk_images::cpio;
 use goblin::elf::{Elf, program_header};
-use images::cpio;
 
 use super::ProgramError;
 

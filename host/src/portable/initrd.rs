@@ -2,8 +2,8 @@
 
 use std::os::fd::OwnedFd;
 
-use images::contents::ImageFormat;
-use images::{BootPayload, cpio};
+use disk_images::contents::ImageFormat;
+use disk_images::{BootPayload, cpio};
 use vmm::DiskMode;
 
 use super::bundle::Bundle;

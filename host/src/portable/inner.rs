@@ -11,7 +11,7 @@ use std::path::{Path, PathBuf};
 use std::process::ExitStatus;
 use std::time::{Duration, Instant};
 
-use images::ImageError;
+use disk_images::ImageError;
 use nix::errno::Errno;
 use nix::kmod::{ModuleInitFlags, finit_module};
 use nix::mount::{MsFlags, mount};
@@ -42,7 +42,7 @@ pub fn main() -> ! {
         // host as soon as it has the outcome or the error.
         Ok(()) => std::thread::sleep(READ_LIMIT),
         // To the host's console.
-        Err(error) => text::stderr_line!("vprof: {error}"),
+        Err(error) => display::stderr_line!("vprof: {error}"),
     }
     nix::unistd::sync();
     let _ = reboot(RebootMode::RB_POWER_OFF);

@@ -26,11 +26,11 @@ use std::io;
 use std::path::PathBuf;
 use std::time::Duration;
 
-use images::ImageError;
+use disk_images::ImageError;
+use display::message::{Reason, Shown};
+use display::units;
 use profile::store::CreateError;
-use text::message::{Reason, Shown};
-use text::units;
-use wall::WallError;
+use sandbox::SandboxError;
 
 use crate::network::NetworkError;
 use crate::protocol::FrameError;
@@ -49,7 +49,7 @@ pub enum PortableError {
     },
     /// QEMU's rights can't be limited.
     #[error("the portable host can't be started: {0}")]
-    Wall(#[from] WallError),
+    Sandbox(#[from] SandboxError),
     /// This program can't be its init.
     #[error("this vprof can't run inside the portable host: {0}")]
     Program(#[from] ProgramError),
@@ -185,7 +185,7 @@ impl PortableError {
     pub fn stage(&self) -> Stage {
         match self {
             Self::Start { .. }
-            | Self::Wall(_)
+            | Self::Sandbox(_)
             | Self::Program(_)
             | Self::Frozen { before_guest: true, .. }
             | Self::Died { before_guest: true, .. } => Stage::Hypervisor,
@@ -223,7 +223,7 @@ impl std::fmt::Display for Log<'_> {
             return Ok(());
         }
         f.write_str("; its last words:")?;
-        self.0.lines().try_for_each(|line| write!(f, "\n  {}", text::clean::escaped(line)))
+        self.0.lines().try_for_each(|line| write!(f, "\n  {}", display::clean::escaped(line)))
     }
 }
 

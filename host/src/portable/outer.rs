@@ -5,12 +5,12 @@ use std::os::fd::OwnedFd;
 use std::process::ExitStatus;
 use std::time::Duration;
 
-use images::BootPayload;
+use disk_images::BootPayload;
+use display::units;
 use profile::rows::EventRow;
 use profile::store::CreateError;
 use profile::{Batch, Sink};
 use tempfile::TempDir;
-use text::units;
 use tokio::net::UnixStream;
 use tokio::process::Child;
 

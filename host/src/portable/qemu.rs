@@ -9,10 +9,10 @@ use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
 use std::time::Duration;
 
-use images::contents::ImageFormat;
+use disk_images::contents::ImageFormat;
+use sandbox::{ProgramSandbox, SandboxError};
 use serde::{Deserialize, Serialize};
 use vmm::DiskMode;
-use wall::{ProgramWall, WallError};
 
 use crate::network::{Cable, mac_text};
 use crate::process::{checked, prepare_child};
@@ -184,7 +184,7 @@ impl Machine<'_> {
     ///
     /// # Errors
     /// Landlock refuses.
-    pub fn command(&self) -> Result<Command, WallError> {
+    pub fn command(&self) -> Result<Command, SandboxError> {
         let cable = self.card.map(|card| card.cable.as_raw_fd());
         let inherited = [self.kernel, self.initrd, self.port].map(AsRawFd::as_raw_fd).into_iter();
         let disks = self.disks.iter().cloned().flat_map(PassedDisk::into_numbers);
@@ -193,7 +193,7 @@ impl Machine<'_> {
     }
 }
 
-/// The command that starts QEMU with these descriptors, inside a wall, with its temporary files in
+/// The command that starts QEMU with these descriptors, inside a sandbox, with its temporary files in
 /// `directory`. QEMU dies with the thread that starts it, and gets neither this process's signals from the
 /// terminal nor more CPU time than its limit.
 ///
@@ -205,8 +205,8 @@ pub fn command(
     inherited: Vec<RawFd>,
     directory: &Path,
     cpu_limit: Option<Duration>,
-) -> Result<Command, WallError> {
-    let wall = wall_around(qemu, directory)?;
+) -> Result<Command, SandboxError> {
+    let sandbox = sandbox_around(qemu, directory)?;
     let mut command = Command::new(&qemu.path);
     command.args(arguments);
     if qemu.has_sandbox {
@@ -225,22 +225,22 @@ pub fn command(
         command.pre_exec(move || {
             prepare_child(parent, &inherited)?;
             cpu_seconds.map_or(Ok(()), limit_cpu)?;
-            wall.enter()
+            sandbox.enter()
         });
     }
     Ok(command)
 }
 
-/// Returns the wall around QEMU: no capabilities, and no files but its own program's, those in `directory`,
-/// which are temporary, and the descriptors that it inherits.
-fn wall_around(qemu: &Qemu, directory: &Path) -> Result<ProgramWall, WallError> {
+/// Returns the sandbox around QEMU: no capabilities, and no files but its own program's, those in
+/// `directory`, which are temporary, and the descriptors that it inherits.
+fn sandbox_around(qemu: &Qemu, directory: &Path) -> Result<ProgramSandbox, SandboxError> {
     // Its links lead there, and QEMU searches its firmware from there.
     let program = fs::canonicalize(&qemu.path).unwrap_or_else(|_| qemu.path.clone());
     let prefix = program.parent().unwrap_or(Path::new("/"));
     let of_prefix: Vec<PathBuf> = OF_PREFIX.iter().map(|place| prefix.join(place)).collect();
     let installed = INSTALLED.iter().chain(&READ_AT_START).map(Path::new);
     let readable: Vec<&Path> = installed.chain(of_prefix.iter().map(PathBuf::as_path)).collect();
-    ProgramWall::new(&readable, directory)
+    ProgramSandbox::new(&readable, directory)
 }
 
 /// Limits the CPU time of the calling process, between fork and exec.
@@ -271,8 +271,8 @@ impl<'a> PassedDisk<'a> {
     }
 }
 
-/// The guest's disks, in its order. vprof holds QEMU's locks on each file (`images::lock`), which last until
-/// QEMU has closed it, too.
+/// The guest's disks, in its order. vprof holds QEMU's locks on each file (`disk_images::lock`), which last
+/// until QEMU has closed it, too.
 fn disk_arguments(disks: &[PassedDisk<'_>]) -> Vec<OsString> {
     let mut arguments: Vec<OsString> = Vec::new();
     let mut add = |option: &str, value: String| arguments.extend([option.into(), value.into()]);

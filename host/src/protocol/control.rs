@@ -150,7 +150,7 @@ pub enum RequestError {
     #[error("a request needs \"do\", like {{\"do\":\"status\"}}")]
     NoVerb,
     /// Its verb is not known.
-    #[error("there is no {:?}: \"do\" is one of {}", text::clean::escaped(.0), VERBS.join(", "))]
+    #[error("there is no {:?}: \"do\" is one of {}", display::clean::escaped(.0), VERBS.join(", "))]
     UnknownVerb(String),
     /// Its verb takes no fields.
     #[error("{0}: unknown field: it takes none")]

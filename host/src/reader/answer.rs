@@ -1,8 +1,8 @@
 //! Answer of a reader of images, and its check. An image that has taken the reader over may have written it.
 
-use images::ImageInspection;
+use disk_images::ImageInspection;
+use display::clean::escaped;
 use serde::{Deserialize, Serialize};
-use text::clean::escaped;
 
 /// Longest answer, bytes. An inspection with 256 kernels, each with words of 16 KiB, has about 4 MiB.
 pub(super) const MAX_ANSWER: usize = 16 << 20;
@@ -150,7 +150,7 @@ mod tests {
             Answer::Boot(facts()),
             Answer::Checked,
             Answer::Refused("x.img is empty: give a disk image".to_owned()),
-            Answer::Panicked("images/src/lib.rs:1".to_owned()),
+            Answer::Panicked("disk-images/src/lib.rs:1".to_owned()),
         ] {
             assert_eq!(Answer::from_bytes(&answer.to_bytes().unwrap()).unwrap(), answer);
         }

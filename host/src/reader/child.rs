@@ -7,10 +7,10 @@ use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::path::Path;
 use std::sync::{Mutex, PoisonError};
 
-use images::contents::{DiskContents, ImageFormat};
-use images::{BootPlan, BootRequest, ImageError, NamedFile};
-use text::message::Reason;
-use wall::WallError;
+use disk_images::contents::{DiskContents, ImageFormat};
+use disk_images::{BootPlan, BootRequest, ImageError, NamedFile};
+use display::message::Reason;
+use sandbox::SandboxError;
 
 use super::answer::{Answer, BootFacts};
 use super::{BootTask, LIMITS, PassedFile, ReaderJob, ReaderTask};
@@ -21,9 +21,9 @@ enum ChildError {
     /// The job is not understood.
     #[error("the reader of images got no job: {0}")]
     Job(#[from] serde_json::Error),
-    /// A part of the wall cannot be raised.
-    #[error("cannot raise the wall around the reader of images: {0}")]
-    Wall(#[from] WallError),
+    /// A part of the sandbox cannot be set up.
+    #[error("cannot enter the sandbox around the reader of images: {0}")]
+    Sandbox(#[from] SandboxError),
     /// The job cannot be read.
     #[error("the reader of images cannot start: {0}")]
     Start(io::Error),
@@ -76,14 +76,16 @@ fn serve(job: RawFd) -> Result<Answer, ChildError> {
     let mut text = Vec::new();
     own(job).read_to_end(&mut text).map_err(ChildError::Start)?;
     let ReaderJob { task, policy, report } = serde_json::from_slice(&text)?;
-    wall::enter_reader(policy, LIMITS, OwnedFd::from(own(report)))?;
+    sandbox::enter_reader(policy, LIMITS, OwnedFd::from(own(report)))?;
     Ok(match task {
         ReaderTask::Boot(task) => Answer::Boot(boot(task)?),
         ReaderTask::Check { disks } => {
             check(disks)?;
             Answer::Checked
         }
-        ReaderTask::Inspect { image, format } => Answer::Inspection(images::inspect(&named(image), format)?),
+        ReaderTask::Inspect { image, format } => {
+            Answer::Inspection(disk_images::inspect(&named(image), format)?)
+        }
     })
 }
 
@@ -107,10 +109,10 @@ fn boot(task: BootTask) -> Result<BootFacts, ChildError> {
         kernel: kernel.map(named),
         initrd: initrd.map(named),
     };
-    let BootPlan { payload, is_disk, words, origin, sentence, has_systemd } = images::load(request)?;
+    let BootPlan { payload, is_disk, words, origin, sentence, has_systemd } = disk_images::load(request)?;
     check(disks)?;
     // A compressed initrd is unpacked for this, which takes 100 ms and more.
-    let takes_command = command && images::command::is_taken(&payload);
+    let takes_command = command && disk_images::command::is_taken(&payload);
     keep("kernel", boot_kernel, &payload.kernel)?;
     if let Some(initrd) = &payload.initrd {
         keep("initrd", boot_initrd, initrd)?;

@@ -3,7 +3,7 @@
 use std::fs::File;
 use std::io::{self, Read, Seek, SeekFrom, Write};
 
-use images::{BootPayload, cpio};
+use disk_images::{BootPayload, cpio};
 
 use crate::process::memory_file;
 

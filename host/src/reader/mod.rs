@@ -1,5 +1,5 @@
-//! The reader of images: a process inside a wall that reads disk images, kernels and initrds. Their authors
-//! may be hostile, and the parsers may have errors.
+//! The reader of images: a process inside a sandbox that reads disk images, kernels and initrds. Their
+//! authors may be hostile, and the parsers may have errors.
 //!
 //! ```text
 //!  vprof run, attach, image                          vprof image-reader
@@ -8,9 +8,9 @@
 //!                             <-- two memfds  ---    kernel and initrd
 //! ```
 //!
-//! The reader has the files open for reading, and two files in memory open for writing. It raises the wall
-//! ([`wall::enter_reader`]) before it reads a byte of them, answers once, and ends. Its answer is as hostile
-//! as the image: [`Answer::from_bytes`] checks it.
+//! The reader has the files open for reading, and two files in memory open for writing. It enters the sandbox
+//! ([`sandbox::enter_reader`]) before it reads a byte of them, answers once, and ends. Its answer is as
+//! hostile as the image: [`Answer::from_bytes`] checks it.
 
 mod answer;
 mod child;
@@ -24,9 +24,9 @@ pub use process::{BootFiles, LoadedBoot, ReaderError, check, inspect, load};
 
 use std::os::fd::RawFd;
 
-use images::contents::ImageFormat;
+use disk_images::contents::ImageFormat;
+use sandbox::{ResourceLimits, SyscallPolicy};
 use serde::{Deserialize, Serialize};
-use wall::{ResourceLimits, SyscallPolicy};
 
 /// Name of the hidden command that starts a reader. Its argument is the number of a descriptor with a
 /// `ReaderJob`.

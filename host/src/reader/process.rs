@@ -8,13 +8,13 @@ use std::path::{Path, PathBuf};
 use std::process::{Child, ExitStatus, Stdio};
 use std::time::{Duration, Instant};
 
-use images::contents::ImageFormat;
-use images::{ImageInspection, NamedFile};
+use disk_images::contents::ImageFormat;
+use disk_images::{ImageInspection, NamedFile};
+use display::message::{Reason, Shown};
+use display::units;
 use nix::errno::Errno;
 use nix::poll::{PollFd, PollFlags, PollTimeout, poll};
-use text::message::{Reason, Shown};
-use text::units;
-use wall::SyscallPolicy;
+use sandbox::SyscallPolicy;
 
 use super::answer::{Answer, AnswerError, BootFacts, MAX_ANSWER};
 use super::{BootMemory, BootTask, COMMAND, LIMITS, MAX_RESULT, PassedFile, ReaderJob, ReaderTask};
@@ -27,7 +27,7 @@ const PATIENCE: Duration = Duration::from_secs(600);
 /// Reason for which a reader of images returned nothing.
 #[derive(Debug, thiserror::Error)]
 pub enum ReaderError {
-    /// A file cannot be used. The sentence is that of [`images::ImageError`].
+    /// A file cannot be used. The sentence is that of [`disk_images::ImageError`].
     #[error("{0}")]
     Refused(String),
     /// The process cannot be started or waited for.

@@ -5,7 +5,7 @@ use serde::{Deserialize, Serialize};
 
 use crate::numbers::unsigned;
 use crate::store::{Profile, ProfileError, snapshot};
-use text::clean;
+use display::clean;
 
 /// Limit of lines of the console.
 const LAST_LINES: usize = 20;

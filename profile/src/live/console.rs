@@ -1,6 +1,6 @@
 //! The console's last lines as plain text.
 
-use text::clean;
+use display::clean;
 
 /// Returns the lines of a guest's output, at most the last `most`: without escape sequences, and of a line
 /// that was overwritten only its last text.

@@ -21,9 +21,9 @@ use crate::rows::Microstates;
 use crate::rows::TaskState;
 use crate::rows::{Batch, ExitRow, InstanceRow, MicrostateRow, Mode, TaskStateRow, VcpuRow};
 use crate::rows::{Charged, is_ksoftirqd};
+use display::units::rounded;
 use statistics::estimate::{Share, share};
 use statistics::part;
-use text::units::rounded;
 
 /// The longest span of the last seconds, ns; older data is dropped.
 const LONGEST_NS: u64 = 60_000_000_000;

@@ -14,7 +14,7 @@ use super::{Estimate, ReportError, is_emulated};
 use crate::naming::is_nameless;
 use crate::rows::FrameKind;
 use crate::store::Profile;
-use text::clean::printable;
+use display::clean::printable;
 
 /// Largest part of a function's code that is read, bytes. Functions of the kernel have up to 64 KiB.
 pub const MOST_CODE: u32 = 256 << 10;

@@ -2,8 +2,8 @@
 
 use std::str::FromStr;
 
+use display::message::UnknownName;
 use serde::{Deserialize, Serialize};
-use text::message::UnknownName;
 
 use super::view::View;
 use super::{Estimate, Sort};

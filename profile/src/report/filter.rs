@@ -15,9 +15,9 @@ use super::{MOST_MODULES, ReportError};
 use crate::numbers::seconds;
 use crate::rows::{Charged, FrameKind, Mode};
 use crate::store::Profile;
-use text::clean::printable;
-use text::message::UnknownName;
-use text::suggest::suggest;
+use display::clean::printable;
+use display::message::UnknownName;
+use display::suggest::suggest;
 
 /// The part of a profile that is reported. A condition that is absent restricts nothing; all conditions have
 /// to hold.

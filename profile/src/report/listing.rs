@@ -2,13 +2,13 @@
 
 use std::collections::BTreeMap;
 
+use display::clean::{cut, escaped};
 use iced_x86::{
     Decoder, DecoderOptions, FlowControl, Formatter, GasFormatter, Instruction, IntelFormatter, Mnemonic,
     SymbolResolver, SymbolResult,
 };
 use serde::{Serialize, Serializer};
 use statistics::part;
-use text::clean::{cut, escaped};
 
 use super::{Annotation, Estimate, Hit, MOST_CODE};
 

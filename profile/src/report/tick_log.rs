@@ -3,8 +3,8 @@
 //! A tally belongs to one row of a table, and rows are known only after the pass over the samples. So that
 //! pass keeps 16 bytes per chosen sample, and each table tallies its rows from them.
 
+use display::units::rounded;
 use statistics::estimate::{PartTallies, PartTicks, Tallies, Tick, Ticks, Time};
-use text::units::rounded;
 
 use super::Estimate;
 use super::tables::{Span, Tables};

@@ -2,12 +2,12 @@
 
 use std::collections::HashMap;
 
+use display::units::rounded;
 use rusqlite::Connection;
 use statistics::clock::{ClockKind, mean_ns};
 use statistics::cpu_accounting::ChildCpuTimes;
 use statistics::estimate::{Tallies, Ticks, Time, trustworthy};
 use statistics::{part, scaled};
-use text::units::rounded;
 
 use super::accounting::{AccountedTimes, GuestAccounting, ReadingPair};
 use super::{ChildrenRusage, CpuRusage, CpuTimes, ProcessRusage, Rusage, ThreadRusage, outside};

@@ -6,9 +6,9 @@
 use std::cmp::Reverse;
 use std::collections::HashMap;
 
+use display::units::rounded;
 use rusqlite::{Connection, Row};
 use serde::{Deserialize, Serialize};
-use text::units::rounded;
 
 use super::{ExitStat, Stat};
 use crate::numbers::unsigned;

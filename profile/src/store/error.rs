@@ -3,7 +3,7 @@
 use std::io;
 use std::path::PathBuf;
 
-use text::message::Reason;
+use display::message::Reason;
 
 use super::SCHEMA_VERSION;
 

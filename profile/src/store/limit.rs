@@ -190,7 +190,7 @@ impl SizeLimit {
             "the profile has reached its limit of {} (--max-size): from here on, stacks that are new are cut to the \
              innermost function, only processes that were sampled are listed, and runs of tasks (exact mode) and calls \
              of watched functions are only counted",
-            text::units::bytes(self.bytes)
+            display::units::bytes(self.bytes)
         );
         Some(EventRow { time_ns, kind: "missing".to_owned(), text })
     }

@@ -10,9 +10,9 @@ use std::path::{Path, PathBuf};
 use std::ptr;
 use std::time::Duration;
 
+use display::message::Reason;
 use rusqlite::{Connection, ErrorCode, OpenFlags, ffi, params};
 use tempfile::{Builder, TempPath};
-use text::message::Reason;
 
 use super::guard::check_journal;
 use super::limit::SizeLimit;

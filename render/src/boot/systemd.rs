@@ -1,8 +1,8 @@
 //! systemd's account of a boot.
 
+use display::clean::escaped;
+use display::units;
 use profile::boot::{ChainLink, StartupTimes, Systemd};
-use text::clean::escaped;
-use text::units;
 
 use super::super::PageLayout;
 use super::super::exact::more;

@@ -40,7 +40,7 @@ fn case(check: &BootCheck, outcome: &BootOutcome) -> String {
 
 /// Escapes lines of text for XML.
 fn xml(text: &str) -> String {
-    text.split('\n').map(text::clean::xml).collect::<Vec<_>>().join("\n")
+    text.split('\n').map(display::clean::xml).collect::<Vec<_>>().join("\n")
 }
 
 #[cfg(test)]

@@ -4,7 +4,7 @@ use profile::boot::{Evidence, is_part_of_kernel};
 
 use super::BootOutcome;
 use crate::boot::last_seen;
-use text::clean::{escaped, markdown, markdown_code};
+use display::clean::{escaped, markdown, markdown_code};
 
 /// Largest number of initcalls.
 const CALLS: usize = 10;

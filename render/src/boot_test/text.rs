@@ -1,7 +1,7 @@
 //! The end of `vprof boot`, for people.
 
-use text::clean::escaped;
-use text::units;
+use display::clean::escaped;
+use display::units;
 
 use super::BootOutcome;
 use crate::PageLayout;

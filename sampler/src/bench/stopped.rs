@@ -2,8 +2,8 @@
 
 use std::sync::Arc;
 
+use guest_linux::{Kernel, KernelUnwinder, StackCopy, StackReader};
 use kvm_bindings::{kvm_regs, kvm_sregs};
-use linux::{Kernel, KernelUnwinder, StackCopy, StackReader};
 use vmm::{GuestMemoryMmap, TickContext, monotonic_ns};
 
 use super::{BATCH, BenchError, MeasuredCost, measured};

@@ -3,7 +3,7 @@
 use std::collections::HashMap;
 
 use attach::ExitNote;
-use linux::{CurrentReader, VirtAddr};
+use guest_linux::{CurrentReader, VirtAddr};
 
 use super::Collector;
 use super::counters::VcpuCounters;

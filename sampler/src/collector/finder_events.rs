@@ -5,7 +5,7 @@ use std::sync::mpsc::{self, TryRecvError};
 use std::thread;
 use std::time::Duration;
 
-use linux::journal::StartupTimes;
+use guest_linux::journal::StartupTimes;
 use vmm::monotonic_ns;
 
 use super::finder::{FinderEvent, KernelCode, UnitEvents};

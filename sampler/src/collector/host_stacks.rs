@@ -3,8 +3,8 @@
 use std::collections::HashMap;
 
 use attach::{HostFrame, HostFrameKind, HostNames, HostState, HostTick};
+use display::clean;
 use profile::rows::{Batch, FrameKind, HostFrameRow, HostSampleRow, ThreadPlace};
-use text::clean;
 
 use super::Collector;
 use crate::resolve::stacks::StackTable;

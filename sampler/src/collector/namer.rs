@@ -16,9 +16,9 @@ use symbols::names::{
 use crate::resolve::hot::MAX_BYTES;
 use crate::resolve::resolver::UnnamedFrame;
 use crate::resolve::walker::{FileEntry, GuestSource};
+use display::clean;
 use profile::naming::{name_frame, named_by, shared_with};
 use profile::rows::{CodeRow, CodeSource, FileRow, FrameRow, InlinedRow};
-use text::clean;
 
 /// Files whose symbols are loaded at once, at most.
 const LOADED: usize = 32;
@@ -242,8 +242,8 @@ fn own_symbols(elf: &ElfFile, symbols: &Symbolizer) -> &'static str {
 mod tests {
     use std::sync::mpsc;
 
-    use linux::Kernel;
-    use linux::fixture::{Config, Style};
+    use guest_linux::Kernel;
+    use guest_linux::fixture::{Config, Style};
     use symbols::counted::CountingAllocator;
     use vm_memory::{Bytes, GuestAddress};
     use vmm::GuestMemoryMmap;

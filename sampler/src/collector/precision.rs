@@ -3,12 +3,12 @@
 use std::collections::{HashMap, VecDeque};
 
 use crate::shared::PrecisionStatus;
+use display::clean;
 use profile::rows::{Batch, SampleRow, VcpuState};
 use profile::rows::{Charged, is_ksoftirqd};
 use statistics::RateHistory;
 use statistics::clock::{ClockKind, mean_ns};
 use statistics::estimate::{PartTallies, PartTicks, Ticks, needed_for, reached};
-use text::clean;
 
 /// Ticks of a vCPU that wait for the clocks' report on their period, at most; more count without it.
 const MOST_PENDING: usize = 65_536;

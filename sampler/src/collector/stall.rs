@@ -1,8 +1,8 @@
 //! Stalls that the guest's kernel reports on its console: a CPU or a thread made no progress for many
 //! seconds, perhaps because the host has lost a timer.
 
+use display::clean::{printable, without_escape_sequences};
 use profile::rows::ConsoleRow;
-use text::clean::{printable, without_escape_sequences};
 
 /// Kind of the profile's events that hold such reports.
 pub(crate) const STALL: &str = "stall";

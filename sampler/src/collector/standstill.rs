@@ -9,7 +9,7 @@
 //!
 //! Hardware does not do any of this. An emulated host does (docs/limits.md).
 
-use linux::VirtAddr;
+use guest_linux::VirtAddr;
 
 use crate::record::SampleRecord;
 use crate::task_state::TaskKey;

@@ -2,9 +2,9 @@ use std::sync::Mutex;
 use std::sync::atomic::AtomicUsize;
 use std::task::{Context, Waker};
 
+use guest_linux::fixture::{Config, Style};
+use guest_linux::{CurrentContext, IrqContext, TaskSnapshot, VirtAddr};
 use kvm_bindings::{kvm_regs, kvm_sregs};
-use linux::fixture::{Config, Style};
-use linux::{CurrentContext, IrqContext, TaskSnapshot, VirtAddr};
 use testkit::eventually;
 use vm_memory::{Bytes, GuestAddress};
 use vmm::{

@@ -96,7 +96,7 @@ impl Collector {
     }
 
     fn saw(&mut self, condition: &Condition, so: &str) {
-        self.event("condition", format!("{}: {so}", text::clean::printable(&condition.to_string())));
+        self.event("condition", format!("{}: {so}", display::clean::printable(&condition.to_string())));
     }
 
     fn now_ns(&self) -> u64 {

@@ -4,7 +4,7 @@ use std::collections::BTreeMap;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-use linux::{Kernel, Missing, SchedStateReader};
+use guest_linux::{Kernel, Missing, SchedStateReader};
 use profile::rows::SampleRow;
 use profile::watch::{AlertStep, WATCH, WatchCondition, WatchReport, unjudged_sentence};
 use vmm::monotonic_ns;

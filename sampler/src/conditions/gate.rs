@@ -2,11 +2,11 @@
 
 use std::time::Duration;
 
-use linux::TaskSnapshot;
+use guest_linux::TaskSnapshot;
 
 use super::{Condition, ConditionState, ConditionTimes, ProgressDetector, RunTrigger};
+use display::clean;
 use profile::rows::{Batch, ConsoleRow};
-use text::clean;
 
 /// Bytes of a console line that are checked, at most.
 const LINE: usize = 4 << 10;

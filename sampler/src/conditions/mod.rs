@@ -86,14 +86,14 @@ pub enum BadCondition {
     #[error("{ADVICE}")]
     Malformed,
     /// The kind is not known.
-    #[error("unknown kind of condition {:?}: {ADVICE}", text::clean::escaped(.0))]
+    #[error("unknown kind of condition {:?}: {ADVICE}", display::clean::escaped(.0))]
     UnknownKind(String),
     /// Nothing follows the kind.
     #[error("{0}: needs a value: {ADVICE}")]
     Empty(String),
     /// The time cannot be parsed.
     #[error(transparent)]
-    Time(#[from] text::parse::TimeError),
+    Time(#[from] display::parse::TimeError),
     /// The regular expression does not compile.
     #[error(transparent)]
     Pattern(#[from] BadPattern),
@@ -120,7 +120,7 @@ impl FromStr for Condition {
             "process-end" => Self::ProcessEnd(named()?),
             "mark" => Self::Mark(named()?),
             "unit" => Self::Unit(named()?),
-            "time" => Self::Time(text::parse::positive_time(what)?),
+            "time" => Self::Time(display::parse::positive_time(what)?),
             _ => return Err(BadCondition::UnknownKind(kind.to_owned())),
         };
         condition.check()?;

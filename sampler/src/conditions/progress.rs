@@ -2,7 +2,7 @@
 
 use std::time::Duration;
 
-use linux::TaskSnapshot;
+use guest_linux::TaskSnapshot;
 
 use profile::rows::{Batch, ConsoleRow, EventRow, ExitRow, InjectedRow};
 

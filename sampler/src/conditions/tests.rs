@@ -1,4 +1,4 @@
-use linux::TaskSnapshot;
+use guest_linux::TaskSnapshot;
 use proptest::prelude::*;
 
 use super::*;

@@ -8,7 +8,7 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, OnceLock, PoisonError};
 use std::time::{Duration, Instant};
 
-use linux::{IrqContext, Kernel, ProbeEvent, TaskSnapshot};
+use guest_linux::{IrqContext, Kernel, ProbeEvent, TaskSnapshot};
 use vmm::{GuestMemoryMmap, ProbeSet, monotonic_ns};
 
 use super::accounts::TaskAccounts;

@@ -2,7 +2,7 @@
 
 use std::sync::{Arc, Mutex, OnceLock, PoisonError};
 
-use linux::{CannotWatch, Kernel, Missing, ProbeEvent, RunState, SchedState, StackCopy, TaskSnapshot};
+use guest_linux::{CannotWatch, Kernel, Missing, ProbeEvent, RunState, SchedState, StackCopy, TaskSnapshot};
 use vmm::{
     GuestAddress, GuestMemoryMmap, ProbeError, ProbePoint, ProbeSet, WithdrawReason, Withdrawal, monotonic_ns,
 };

@@ -4,11 +4,11 @@
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, OnceLock};
 
-use kvm_bindings::kvm_regs;
-use linux::{
+use guest_linux::{
     ExitAccounting, ExitAccountingReader, IrqContext, PhysicalMemory, ProbeEvent, ProbeSite, ProbeSites,
     RunState, SchedState, SchedStateReader, StackCopy, TaskSnapshot, VirtAddr, WatchedFunction,
 };
+use kvm_bindings::kvm_regs;
 use rtrb::{Consumer, Producer, PushError, RingBuffer};
 use vmm::TickContext;
 

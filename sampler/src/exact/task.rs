@@ -1,6 +1,6 @@
 //! Conversion of tasks as read from memory to tasks of the accounts.
 
-use linux::{RunState, SchedState, TaskSnapshot};
+use guest_linux::{RunState, SchedState, TaskSnapshot};
 
 use crate::resolve::resolver::SampleResolver;
 use crate::task_state::{SwitchOutcome, TaskActivity, TaskId, TaskKey};

@@ -5,7 +5,7 @@
 use std::collections::{HashMap, HashSet};
 use std::sync::Arc;
 
-use linux::{Kernel, ProcessCpuTimes, TaskSnapshot};
+use guest_linux::{Kernel, ProcessCpuTimes, TaskSnapshot};
 use statistics::cpu_accounting::{CpuStat, CpuTime};
 use vmm::monotonic_ns;
 

@@ -4,14 +4,14 @@
 use std::collections::HashMap;
 use std::fmt;
 
-use linux::{CodeAddr, VirtAddr};
+use guest_linux::{CodeAddr, VirtAddr};
 
 use super::entry::CodeOwner;
 use super::walker::{JitSymbol, LateNames, ManagedFunction, ReasonSubject};
+use display::clean;
 use profile::rows::{FrameKind, FrameRow};
 use runtimes::ManagedFrame;
 use symbols::LinkAddr;
-use text::clean;
 
 /// Addresses that are remembered at once. Beyond that all are forgotten and get new rows, so a guest that
 /// jumps about costs rows in the file but no memory here. Readers of the profile add up by address, not by

@@ -5,7 +5,7 @@ use std::cmp::Reverse;
 use std::collections::HashMap;
 use std::sync::Arc;
 
-use linux::VirtAddr;
+use guest_linux::VirtAddr;
 use symbols::LinkAddr;
 
 use super::frames::KernelNames;

@@ -8,11 +8,11 @@
 use std::collections::HashMap;
 use std::sync::Arc;
 
-use linux::TaskSnapshot;
+use guest_linux::TaskSnapshot;
 
 use super::walker::StackWalker;
+use display::clean;
 use profile::rows::{Batch, CgroupRow, InstanceRow, ThreadRow};
-use text::clean;
 
 /// Instances that are remembered at once. Beyond that the half that was not seen for longest is forgotten; a
 /// forgotten instance that shows up again counts as a new one. A guest that forks endlessly must not exhaust
@@ -156,8 +156,8 @@ impl InstanceTable {
         rows.push(CgroupRow {
             id,
             path: clean::printable(path),
-            unit: clean(linux::systemd_unit(path)),
-            container: clean(linux::container(path)),
+            unit: clean(guest_linux::systemd_unit(path)),
+            container: clean(guest_linux::container(path)),
         });
         id
     }

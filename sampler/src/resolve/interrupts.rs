@@ -2,7 +2,7 @@
 
 use std::collections::HashMap;
 
-use linux::InterruptTables;
+use guest_linux::InterruptTables;
 
 use crate::task_state::InterruptSource;
 use profile::rows::{InterruptRow, Mode};
@@ -99,11 +99,11 @@ impl InterruptNames {
         }
         self.handlers.clear();
         for (handler, names) in devices {
-            self.handlers.insert(handler, StackClue::Hard(text::clean::printable(&names.join(", "))));
+            self.handlers.insert(handler, StackClue::Hard(display::clean::printable(&names.join(", "))));
         }
         for softirq in interrupts.softirqs.iter().flatten() {
             if let Some(handler) = softirq.handler {
-                self.handlers.insert(handler.0, StackClue::Soft(text::clean::printable(&softirq.name)));
+                self.handlers.insert(handler.0, StackClue::Soft(display::clean::printable(&softirq.name)));
             }
         }
         self.update_lines(interrupts);
@@ -114,7 +114,7 @@ impl InterruptNames {
         let name = |irq: u32| {
             let line = interrupts.lines.iter().flatten().find(|line| line.irq == irq)?;
             let names: Vec<&str> = line.actions.iter().map(|action| action.name.as_str()).collect();
-            (!names.is_empty()).then(|| text::clean::printable(&names.join(", ")))
+            (!names.is_empty()).then(|| display::clean::printable(&names.join(", ")))
         };
         for vector in interrupts.vectors.iter().flatten() {
             if let Some(name) = name(vector.irq) {
@@ -215,7 +215,7 @@ impl InterruptNames {
 
 #[cfg(test)]
 mod tests {
-    use linux::{InterruptAction, InterruptLine, InterruptVector, Softirq, VirtAddr};
+    use guest_linux::{InterruptAction, InterruptLine, InterruptVector, Softirq, VirtAddr};
 
     use super::*;
 

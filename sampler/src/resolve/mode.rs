@@ -1,7 +1,7 @@
 //! Mode of a sample: user code, a task in the kernel, an interrupt, idleness or a kernel that is still
 //! starting.
 
-use linux::IrqContext;
+use guest_linux::IrqContext;
 
 use super::entry::{self, CodeOwner};
 use crate::record::SampleRecord;
@@ -66,7 +66,7 @@ pub(crate) fn refined(
 
 #[cfg(test)]
 mod tests {
-    use linux::{CurrentContext, TaskSnapshot};
+    use guest_linux::{CurrentContext, TaskSnapshot};
 
     use super::*;
 

@@ -8,7 +8,7 @@ mod flat;
 use std::collections::{HashMap, HashSet};
 use std::sync::Arc;
 
-use linux::{
+use guest_linux::{
     CodeAddr, ExitAccounting, InterruptTables, KernelUnwinder, ProcessCpuTimes, StackCopy, TaskSnapshot,
     VirtAddr,
 };
@@ -25,11 +25,11 @@ use super::stacks::StackTable;
 use super::walker::{FileEntry, StackOwner, StackStep, StackWalker, WalkResult};
 use crate::record::{KERNEL_HALF, SampleRecord};
 use crate::task_state::{InterruptSource, TaskKey};
+use display::clean;
 pub(crate) use exit::ExitPlace;
 use flat::is_flat;
 use profile::rows::{Batch, CpuTimeRow, FrameRow, Mode, SampleRow};
 use profile::rows::{PageFaultKind, WaitReason};
-use text::clean;
 use vmm::KnownRegisters;
 
 /// Samples of about a second, for the live line.

@@ -4,7 +4,7 @@ use std::collections::HashMap;
 use std::fmt;
 use std::sync::Arc;
 
-use linux::{Kernel, TaskSnapshot};
+use guest_linux::{Kernel, TaskSnapshot};
 use vmm::monotonic_ns;
 
 use super::scanner::TaskScanner;

@@ -3,7 +3,7 @@
 //! vCPUs nothing.
 //!
 //! ```text
-//! thread "scanner": waits for a random time, walks the list of tasks (crate `linux`)
+//! thread "scanner": waits for a random time, walks the list of tasks (crate `guest-linux`)
 //!   └─ changes since the last scan, and the stacks of new sleeps ─────────channel──────┐
 //!                                                                                       ▼
 //!                                            collector: TaskStateCollector, one row for each change
@@ -18,7 +18,7 @@ mod scanner;
 use std::sync::{Arc, OnceLock};
 use std::time::Duration;
 
-use linux::{StackCopy, TaskSnapshot};
+use guest_linux::{StackCopy, TaskSnapshot};
 
 use crate::record::GuestReaders;
 use profile::rows::TaskState;

@@ -6,7 +6,7 @@ use std::sync::mpsc::SyncSender;
 use std::thread;
 use std::time::Duration;
 
-use linux::{
+use guest_linux::{
     Kernel, PhysicalMemory, RunState, ScanResult, StackCopy, TaskListReader, TaskObservation, TaskSnapshot,
 };
 use vmm::monotonic_ns;

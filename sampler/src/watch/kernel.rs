@@ -1,6 +1,6 @@
 //! Counters of the guest's kernel, and for how long each has stayed the same.
 
-use linux::GracePeriod;
+use guest_linux::GracePeriod;
 
 use super::{Verdict, time};
 

@@ -21,10 +21,10 @@ mod tests;
 
 use std::collections::{BTreeMap, HashMap};
 
+use display::units::{counted, duration};
 use profile::rows::{HostWaitRow, MicrostateRow, SampleRow};
 use profile::watch::{Alert, AlertStep, BlockedTask, WatchCondition, WatchThreshold, WatchedTask};
 use serde::{Deserialize, Serialize};
-use text::units::{counted, duration};
 
 use crate::record::SampleRecord;
 use crate::task_state::{TaskActivity, TaskKey};
@@ -482,5 +482,5 @@ fn time(ns: u64) -> String {
 }
 
 fn processes(count: u64) -> String {
-    if count == 1 { counted(count, "process") } else { format!("{} processes", text::units::count(count)) }
+    if count == 1 { counted(count, "process") } else { format!("{} processes", display::units::count(count)) }
 }

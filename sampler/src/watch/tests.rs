@@ -1,6 +1,6 @@
 //! Courses of a guest, second by second, and the alerts that they have.
 
-use linux::{GracePeriod, VirtAddr};
+use guest_linux::{GracePeriod, VirtAddr};
 use profile::rows::{Microstates, Mode, TaskState, VcpuState};
 
 use super::*;

@@ -12,7 +12,7 @@
 //! idle ones, so its variance contains the chance in `b_v` and the covariance of `x_v` with it.
 //! docs/statistics.md has the details.
 
-use text::units::rounded;
+use display::units::rounded;
 
 use super::correlation::{Contrast, PartPairs, contrast_effect};
 use super::interval::{Z_95, around};

@@ -1,9 +1,9 @@
 //! Behaviour of a simulated vCPU. All lengths are in mean intervals of the sampling clock.
 
+use display::units::rounded;
 use rand::RngExt;
 use rand::rngs::ChaCha8Rng;
 use rand_distr::{Distribution, Exp1};
-use text::units::rounded;
 
 use super::timeline::{OUTSIDE, POLLING, REST, Timeline, WAITING};
 

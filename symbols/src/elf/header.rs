@@ -1,12 +1,12 @@
 //! The headers of a file: read first, and alone.
 
+use display::clean::ascii;
 use goblin::container::{Container, Ctx, Endian};
 use goblin::elf::header::{EM_X86_64, ET_DYN, ET_EXEC};
 use goblin::elf::program_header::ProgramHeader;
 use goblin::elf::program_header::program_header64::SIZEOF_PHDR;
 use goblin::elf::section_header::section_header64::SIZEOF_SHDR;
 use goblin::elf::section_header::{SHN_XINDEX, SectionHeader};
-use text::clean::ascii;
 
 use super::{ElfError, MAX_SECTIONS, MAX_SEGMENTS, ReadAt};
 use crate::bytes::{array_at, u16_at, u32_at, u64_at, until_nul};

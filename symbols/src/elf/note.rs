@@ -1,6 +1,6 @@
 //! Notes and links that identify the build of a file.
 
-use text::clean::ascii;
+use display::clean::ascii;
 
 use super::{BuildId, DebugLink};
 use crate::bytes::{index, u32_at, until_nul};

@@ -23,7 +23,7 @@ mod tests;
 
 use std::sync::Arc;
 
-use text::clean::ascii;
+use display::clean::ascii;
 
 use crate::bytes::{index, u32_at, u64_at, until_nul};
 use crate::elf::ElfFile;

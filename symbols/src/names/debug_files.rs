@@ -61,7 +61,7 @@ impl DebugQuery {
 /// `build-id X (PATH)`: what a user looks for elsewhere.
 impl std::fmt::Display for DebugQuery {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        let path = text::clean::ascii(self.path.as_bytes());
+        let path = display::clean::ascii(self.path.as_bytes());
         match (&self.build_id, &self.link) {
             (Some(id), _) => write!(f, "build-id {id} ({path})"),
             (None, Some(link)) => write!(f, "{} of {path}", link.name),

@@ -6,7 +6,7 @@ use std::fmt::{self, Write};
 
 use cpp_demangle::{DemangleOptions, ParseOptions, Symbol};
 
-use text::clean::ascii;
+use display::clean::ascii;
 
 /// Bytes of a mangled name that is demangled, at most. Work grows with this length.
 const MAX_MANGLED: usize = 8 << 10;

@@ -9,7 +9,7 @@ use super::demangle::Names;
 pub use super::meter::DebugInfoLimit;
 use super::meter::{MAX_BUILT, MeteredReader, MeteredSection, ReadMeter};
 use crate::elf::{ElfError, ElfFile};
-use text::clean::ascii;
+use display::clean::ascii;
 
 /// Bytes of all sections of DWARF of one file, at most.
 const MAX_SECTIONS: u64 = 1 << 30;

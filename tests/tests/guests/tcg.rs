@@ -14,8 +14,8 @@ fn a_guest_without_kvm_has_names_a_console_and_its_exit_code() {
     assert!(run.stdout.contains("console of the guest"), "{}", run.stdout);
     let report = run.report();
     assert_eq!(report.get("host"), "tcg");
-    let wall = run.query("SELECT value FROM meta WHERE key = 'wall'");
-    assert_eq!(wall, [["rights, files, system calls"]]);
+    let sandbox = run.query("SELECT value FROM meta WHERE key = 'sandbox'");
+    assert_eq!(sandbox, [["rights, files, system calls"]]);
     assert!(report.process("spin").share > 0.0);
     assert!(run.json(&["stat"])["not_had"].is_string());
 }

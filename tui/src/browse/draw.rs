@@ -8,12 +8,12 @@
 //!  bottom    keys, a question, or a message
 //! ```
 
+use display::clean::escaped;
 use profile::report::Direction;
 use ratatui::Frame;
 use ratatui::buffer::Buffer;
 use ratatui::layout::{Position, Rect};
 use ratatui::style::Style;
-use text::clean::escaped;
 use unicode_width::UnicodeWidthStr;
 
 use super::source::{KINDS, View};

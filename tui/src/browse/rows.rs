@@ -1,8 +1,8 @@
 //! Rows of tables, with what is below each.
 
+use display::clean::escaped;
+use display::units;
 use profile::report::{By, CodeLine, FunctionListing, Row, TreeNode};
-use text::clean::escaped;
-use text::units;
 
 use super::source::{Call, Place, View};
 use crate::table::{CellValue, ScreenTable, TableColumn, TableRow, column};

@@ -2,13 +2,13 @@
 
 use std::path::{Path, PathBuf};
 
+use display::clean::escaped;
+use display::units;
 use profile::report::{
     Annotation, By, CallTree, Direction, ModeGroup, Process, ProcessKind, Report, Request, Row, Target,
     TreeNode, TreeRequest,
 };
 use profile::{Filter, Profile};
-use text::clean::escaped;
-use text::units;
 
 use super::rows::{Below, BrowseTable, RowTarget, call_row, code_table, key_row};
 use crate::ViewError;

@@ -176,7 +176,7 @@ impl BrowseState {
                 return None;
             }
         };
-        let name = text::clean::escaped(&target.symbol).into_owned();
+        let name = display::clean::escaped(&target.symbol).into_owned();
         let place = Place { name, filter: place.filter.clone(), view: View::Code(target) };
         Some(Step { place, is_below: true })
     }
@@ -197,7 +197,7 @@ impl BrowseState {
             self.message = Some("this row has no callers; 4 shows functions".to_owned());
             return None;
         };
-        let name = text::clean::escaped(&call.symbol).into_owned();
+        let name = display::clean::escaped(&call.symbol).into_owned();
         let view = View::Calls(call, Direction::Callers);
         Some(Step { place: Place { name, view, ..place }, is_below: true })
     }

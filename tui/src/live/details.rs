@@ -1,8 +1,8 @@
 //! Tables below a row of a pane: the functions of a process, callers and callees of a function.
 
+use display::clean::escaped;
 use profile::live::{CallsView, Detail, DetailView, SamplePart};
 use profile::report::Direction;
-use text::clean::escaped;
 
 use super::panes::{LiveFunction, LiveTarget, PaneTable, calls, functions};
 use crate::keys::KeyPress;

@@ -1,11 +1,11 @@
 //! The panes: the part of a snapshot that each shows.
 
+use display::clean::escaped;
 use profile::live::{
     CallShare, ExitRate, FunctionShare, MemoryShare, Note, ProcessShare, ProgramShare, SamplePart, Snapshot,
     TaskShare,
 };
 use statistics::estimate::Share;
-use text::clean::escaped;
 
 use crate::table::{CellValue, ScreenTable, SortOrder, TableColumn, TableRow, column};
 use crate::widgets::calls::{CALLS, CALLS_LAST, call_cells};

@@ -9,10 +9,10 @@ pub mod help;
 pub mod table;
 pub mod theme;
 
+use display::clean::escaped;
 use ratatui::buffer::Buffer;
 use ratatui::layout::{Position, Rect};
 use ratatui::style::Style;
-use text::clean::escaped;
 use unicode_width::UnicodeWidthStr;
 
 use theme::ScreenTheme;

@@ -1,10 +1,10 @@
 //! A table with its selected row, and the lines above one.
 
+use display::clean::escaped;
+use display::units;
 use ratatui::buffer::Buffer;
 use ratatui::layout::Rect;
 use ratatui::style::{Color, Modifier, Style};
-use text::clean::escaped;
-use text::units;
 
 use super::theme::ScreenTheme;
 use super::{RowSlot, put, put_right};

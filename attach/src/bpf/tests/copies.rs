@@ -1,6 +1,6 @@
 //! Comparison of walks of what the program copies of a process with walks of its memory.
 
-use linux::AddressSpace;
+use guest_linux::AddressSpace;
 use proptest::prelude::*;
 use proptest::test_runner::TestRunner;
 use runtimes::fixture::{self, BASE, php, ruby};

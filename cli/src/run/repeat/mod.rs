@@ -5,11 +5,11 @@ mod render;
 use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
 
+use display::message::write_stderr;
+use display::units;
 use profile::report::{Estimate, Report};
 use profile::{Filter, Profile};
 use serde::{Deserialize, Serialize};
-use text::message::write_stderr;
-use text::units;
 
 use super::one;
 use crate::args::RunArgs;
@@ -83,7 +83,7 @@ fn with_number(path: &Path, n: u32) -> PathBuf {
 /// Warns that a run may depend on the disk writes of the runs before.
 pub fn warn_of_writes(args: &RunArgs) {
     if !(args.snapshot || args.read_only || args.recording.quiet) {
-        text::stderr_line!(
+        display::stderr_line!(
             "vprof: a run starts with the disk contents that the run before left; with --snapshot all start with the same"
         );
     }
@@ -108,19 +108,22 @@ pub fn command(args: &RunArgs, times: u32) -> Result<ExitCode, Error> {
             own.console = Some(PathBuf::from("none"));
         }
         if !args.recording.quiet {
-            text::stderr_line!("vprof: run {n} of {times}");
+            display::stderr_line!("vprof: run {n} of {times}");
         }
         let run = one(&own)?;
         if run.interrupted {
             return Err(Error::Interrupted);
         }
         if run.code != ExitCode::Done {
-            text::stderr_line!("vprof: run {n} of {times} ended with code {}; stopping", run.code.number());
+            display::stderr_line!(
+                "vprof: run {n} of {times} ended with code {}; stopping",
+                run.code.number()
+            );
             return Ok(run.code);
         }
         let found = measure(&own)?;
         if !args.recording.quiet {
-            text::stderr_line!("vprof: run {n} of {times} {}", sentence(&found));
+            display::stderr_line!("vprof: run {n} of {times} {}", sentence(&found));
         }
         measured.push(found);
         profiles.push(own.recording.output);

@@ -1,7 +1,7 @@
 //! The spread between several runs: the end of `vprof run --repeat`.
 
-use text::clean::escaped;
-use text::units;
+use display::clean::escaped;
+use display::units;
 
 use super::{RepeatedRuns, TIMES};
 use render::PageLayout;

@@ -1,4 +1,4 @@
-use images::contents::ImageFormat;
+use disk_images::contents::ImageFormat;
 use vmm::DiskMode;
 
 use super::*;
@@ -21,7 +21,7 @@ fn spec(disk: Option<DiskMode>) -> RunSpec {
         command: None,
         recording: sampler::RecordingConfig::default(),
         duration: None,
-        policy: wall::SyscallPolicy::default(),
+        policy: sandbox::SyscallPolicy::default(),
         waits: Vec::new(),
         retries: 0,
         meta: Vec::new(),

@@ -3,7 +3,7 @@
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-use linux::{
+use guest_linux::{
     GeneratedCode, InterruptTables, Kernel, KernelUnwinder, Missing, Modules, PhysAddr, PhysicalMemory,
     TaskSnapshot, VirtAddr,
 };
@@ -112,7 +112,7 @@ impl GuestKernel for LinuxGuest {
             let _ = self.cells.identity.set(place);
         }
         Ok(FoundKernel {
-            release: kernel.release().map(text::clean::printable),
+            release: kernel.release().map(display::clean::printable),
             symbols: kernel.symbol_count(),
             missing: kernel.missing().to_vec(),
             code: self.code_with(kernel, None, GeneratedCode::default()),

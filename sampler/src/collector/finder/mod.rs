@@ -17,7 +17,7 @@ use std::sync::mpsc::Sender;
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 
-use linux::{InterruptTables, Kernel, KernelUnwinder, Missing, TaskSnapshot};
+use guest_linux::{InterruptTables, Kernel, KernelUnwinder, Missing, TaskSnapshot};
 
 use crate::resolve::accounting::AccountingSnapshot;
 use crate::resolve::frames::KernelNames;

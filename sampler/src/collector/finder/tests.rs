@@ -248,9 +248,9 @@ fn modules_are_read_on_request_but_not_too_often() {
 
 #[test]
 fn a_walk_that_meets_unknown_code_gets_the_code_that_is_there_then() {
-    let guest = linux::fixture::Config::new(linux::fixture::Style::V6_12).build();
+    let guest = guest_linux::fixture::Config::new(guest_linux::fixture::Style::V6_12).build();
     let kernel = Kernel::find(&guest.memory, guest.cr3, guest.five_level).expect("a kernel");
-    let unwinder = Arc::new(kernel.unwinder(&guest.memory, &linux::Modules::default()));
+    let unwinder = Arc::new(kernel.unwinder(&guest.memory, &guest_linux::Modules::default()));
     let scripted = ScriptedGuest { unwinder: Some(Arc::clone(&unwinder)), ..Default::default() };
     let reads = Arc::clone(&scripted.module_reads);
     let (wanted, news, thread) = start(scripted);
@@ -265,12 +265,12 @@ fn a_walk_that_meets_unknown_code_gets_the_code_that_is_there_then() {
 
 #[test]
 fn generated_code_is_named_from_when_it_is_there() {
-    use linux::fixture::{Config, Style, generated::PROGRAM};
+    use guest_linux::fixture::{Config, Style, generated::PROGRAM};
     use vm_memory::{Bytes, GuestAddress};
 
     let mut guest = Config::new(Style::V6_12).build();
     let start = guest.generated(PROGRAM.0);
-    let program = linux::VirtAddr(start + 8);
+    let program = guest_linux::VirtAddr(start + 8);
     let size = guest.memory.0.len();
     let memory = vmm::GuestMemoryMmap::from_ranges(&[(GuestAddress(0), size)]).expect("memory");
     memory.write_slice(&guest.memory.0, GuestAddress(0)).expect("as much memory");

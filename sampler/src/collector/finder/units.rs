@@ -10,10 +10,10 @@
 
 use std::time::{Duration, Instant};
 
-use linux::journal::{
+use guest_linux::journal::{
     Journal, JournalBytes, JournalError, StartupTimes, UnitMessage, UnitMessages, UnitStep,
 };
-use linux::{FileRef, Kernel, MappingKind, Missing, PageCache, TaskSnapshot};
+use guest_linux::{FileRef, Kernel, MappingKind, Missing, PageCache, TaskSnapshot};
 use vmm::monotonic_ns;
 
 use crate::guest_clock::ClockBounds;

@@ -1,5 +1,5 @@
+use guest_linux::fixture::{Guest, Style};
 use kvm_bindings::kvm_regs;
-use linux::fixture::{Guest, Style};
 
 use super::*;
 use profile::rows::TaskState;

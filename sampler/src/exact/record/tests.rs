@@ -1,6 +1,6 @@
+use guest_linux::fixture::{Guest, Style};
+use guest_linux::{FlatMemory, IrqContext, Kernel};
 use kvm_bindings::kvm_sregs;
-use linux::fixture::{Guest, Style};
-use linux::{FlatMemory, IrqContext, Kernel};
 
 use super::*;
 

@@ -2,9 +2,9 @@
 
 use std::collections::HashMap;
 
-use linux::{ArgumentKind, StackCopy, WatchedFunction};
+use display::clean::escaped;
+use guest_linux::{ArgumentKind, StackCopy, WatchedFunction};
 use profile::rows::{Batch, TripArgumentRow, TripCallRow, TripRow, TripTextRow};
-use text::clean::escaped;
 
 use super::record::{ARGUMENTS, TripMessage, TripRecord, TripRingEnds};
 use crate::resolve::resolver::SampleResolver;

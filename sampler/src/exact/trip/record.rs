@@ -4,8 +4,10 @@
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 
+use guest_linux::{
+    AddressSpace, ArgumentKind, MAX_WATCHED, PhysicalMemory, StackCopy, VirtAddr, WatchedFunction,
+};
 use kvm_bindings::kvm_regs;
-use linux::{AddressSpace, ArgumentKind, MAX_WATCHED, PhysicalMemory, StackCopy, VirtAddr, WatchedFunction};
 use rand::SeedableRng;
 use rand::rngs::ChaCha8Rng;
 use rtrb::{Consumer, Producer, PushError, RingBuffer};
@@ -250,7 +252,7 @@ impl TripRingEnds {
 
 #[cfg(test)]
 mod tests {
-    use linux::FlatMemory;
+    use guest_linux::FlatMemory;
 
     use super::*;
 

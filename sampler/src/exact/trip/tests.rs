@@ -3,9 +3,9 @@
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, OnceLock};
 
+use guest_linux::fixture::{Guest, Style};
+use guest_linux::{Kernel, MAX_WATCHED};
 use kvm_bindings::{kvm_regs, kvm_sregs};
-use linux::fixture::{Guest, Style};
-use linux::{Kernel, MAX_WATCHED};
 use profile::rows::{Batch, Mode, TripCallRow};
 use vmm::TickContext;
 

@@ -1,6 +1,6 @@
 //! Context and stack of a call of a watched function.
 
-use linux::StackCopy;
+use guest_linux::StackCopy;
 
 use super::{SampleResolver, StackOwner};
 use crate::record::SampleRecord;

@@ -1,6 +1,6 @@
 //! Code and owner of the guest's code that an exit has interrupted.
 
-use linux::{CodeAddr, StackCopy};
+use guest_linux::{CodeAddr, StackCopy};
 use symbols::Registers;
 
 use super::{SampleResolver, StackOwner};

@@ -59,7 +59,7 @@ impl SampleResolver {
 
 #[cfg(test)]
 mod tests {
-    use linux::{CurrentContext, IrqContext, TaskSnapshot, VirtAddr};
+    use guest_linux::{CurrentContext, IrqContext, TaskSnapshot, VirtAddr};
     use profile::rows::FLAT;
 
     use super::*;

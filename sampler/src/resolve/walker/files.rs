@@ -4,14 +4,14 @@ use std::collections::HashMap;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex, OnceLock, PoisonError};
 
-use linux::{FileOffset, FileRef};
+use guest_linux::{FileOffset, FileRef};
 use symbols::LinkAddr;
 use symbols::cfi::{CfiSections, CfiTable};
 use symbols::elf::{ElfError, ElfFile, ElfSegment, ReadAt};
 
 use super::source::{FileUnavailable, GuestSource};
+use display::clean;
 use profile::rows::FileRow;
-use text::clean;
 
 /// Files that are remembered, at most; beyond that all are forgotten and read again when needed.
 const REMEMBERED: usize = 4096;

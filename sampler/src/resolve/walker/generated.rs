@@ -4,7 +4,7 @@
 use std::collections::HashMap;
 use std::sync::Arc;
 
-use linux::{CodeAddr, PageCache, VirtAddr};
+use guest_linux::{CodeAddr, PageCache, VirtAddr};
 use runtimes::hotspot::{HotspotBinary, JavaProcess, may_be_hotspot, may_hold_hotspot_data};
 use runtimes::v8::{V8Binary, V8Process, may_be_v8};
 use runtimes::{GeneratedFrames, GeneratedRules, ManagedFrame, NativeManaged, ProcessMemory};

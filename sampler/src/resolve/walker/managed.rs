@@ -5,7 +5,7 @@ use std::collections::HashMap;
 use std::ops::Range;
 use std::sync::Arc;
 
-use linux::{CodeAddr, VirtAddr};
+use guest_linux::{CodeAddr, VirtAddr};
 use runtimes::hotspot::JavaMethod;
 use runtimes::v8::JsFunction;
 use runtimes::{

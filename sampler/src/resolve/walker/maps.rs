@@ -6,7 +6,7 @@
 
 use std::collections::HashMap;
 
-use linux::{FileRef, PageCache, RootDirectory, VirtAddr};
+use guest_linux::{FileRef, PageCache, RootDirectory, VirtAddr};
 
 use super::StackOwner;
 use super::perfmap::{JitSymbol, PerfMap};

@@ -24,7 +24,7 @@ use std::fmt::Debug;
 use std::sync::Arc;
 use std::time::Instant;
 
-use linux::{
+use guest_linux::{
     AddressKind, CodeAddr, KernelUnwinder, KernelWalkError, Missing, StackCopy, TaskSnapshot, UserRegisters,
     VirtAddr, WalkEnd,
 };
@@ -213,7 +213,7 @@ impl StackWalker {
     }
 
     /// Returns the row id of a file that is known by other means, such as the program of a process.
-    pub(crate) fn file(&mut self, file: &linux::FileRef, batch: &mut Batch) -> u32 {
+    pub(crate) fn file(&mut self, file: &guest_linux::FileRef, batch: &mut Batch) -> u32 {
         self.files.entry(file, &mut batch.files).id()
     }
 

@@ -10,8 +10,8 @@
 use std::collections::BTreeMap;
 use std::sync::Arc;
 
-use linux::VirtAddr;
-use text::clean;
+use display::clean;
+use guest_linux::VirtAddr;
 
 /// Functions of one map, at most: the last ones.
 const MAX_SYMBOLS: usize = 200_000;

@@ -5,7 +5,7 @@ use std::fmt;
 use std::sync::Arc;
 use std::time::Duration;
 
-use linux::{FileRef, Kernel, PageCache, VirtAddr};
+use guest_linux::{FileRef, Kernel, PageCache, VirtAddr};
 use symbols::elf::ReadAt;
 use symbols::names::GuestFiles;
 

@@ -3,7 +3,7 @@
 use std::collections::HashMap;
 use std::sync::Arc;
 
-use linux::{AddressSpace, CodeAddr, FileOffset, FileRef, Mapping, MappingKind, Missing, VirtAddr};
+use guest_linux::{AddressSpace, CodeAddr, FileOffset, FileRef, Mapping, MappingKind, Missing, VirtAddr};
 use symbols::LinkAddr;
 use symbols::cfi::{CodeMapping, CodeMappings, ImageCode};
 

@@ -1,8 +1,8 @@
 use std::sync::OnceLock;
 use std::sync::mpsc::{Receiver, sync_channel};
 
-use linux::FlatMemory;
-use linux::fixture::{Config, Guest, Style};
+use guest_linux::FlatMemory;
+use guest_linux::fixture::{Config, Guest, Style};
 
 use super::*;
 use crate::record::GuestReaders;

@@ -2,12 +2,12 @@
 
 use std::time::Duration;
 
+use display::clean::escaped;
+use display::units;
 use profile::live::{Sampling, Span, VcpuShare};
 use ratatui::buffer::Buffer;
 use ratatui::layout::Rect;
 use ratatui::style::Style;
-use text::clean::escaped;
-use text::units;
 use unicode_width::UnicodeWidthStr;
 
 use crate::live::state::ViewState;

@@ -13,11 +13,11 @@ mod header;
 mod help;
 mod pane;
 
+use display::clean::escaped;
 use ratatui::Frame;
 use ratatui::buffer::Buffer;
 use ratatui::layout::{Position, Rect};
 use ratatui::style::Style;
-use text::clean::escaped;
 
 use super::state::{UserPrompt, ViewState};
 use crate::widgets::theme::ScreenTheme;

@@ -1,8 +1,8 @@
 //! The names of all panes, and the pane that is shown; or the way to a table below a row, and the table.
 
+use display::units;
 use ratatui::buffer::Buffer;
 use ratatui::layout::Rect;
-use text::units;
 
 use crate::live::panes::PaneKind;
 use crate::live::state::ViewState;

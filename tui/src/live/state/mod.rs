@@ -2,8 +2,8 @@
 
 use std::time::Duration;
 
+use display::units;
 use profile::live::{Snapshot, Span, View};
-use text::units;
 
 use super::control::{self, RunCommand, RunEvent};
 use super::details::{DetailLevel, LiveList};

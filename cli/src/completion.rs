@@ -6,10 +6,10 @@ use std::ffi::OsStr;
 use ::attach::{RunningMachine, running_machines};
 use clap_complete::engine::CompletionCandidate;
 use clap_complete::env::{CompleteEnv, Shells};
+use control::client::Client;
+use control::message::About;
+use control::place;
 use display::clean::escaped;
-use host::control::client::Client;
-use host::control::place;
-use host::protocol::About;
 use profile::watch::WatchCondition;
 
 use crate::errors::Error;

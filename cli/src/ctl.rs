@@ -1,12 +1,12 @@
 //! `vprof ctl`: controls a run in progress, from scripts.
 
+use control::ControlError;
+use control::client::Client;
+use control::message::MOST_ROWS;
+use control::message::{About, Request};
+use control::place;
 use display::clean::escaped;
 use display::units;
-use host::ControlError;
-use host::control::client::Client;
-use host::control::place;
-use host::protocol::control::MOST_ROWS;
-use host::protocol::{About, Request};
 use profile::live::View;
 use serde_json::Value;
 

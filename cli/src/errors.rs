@@ -10,11 +10,11 @@ mod fleet;
 use std::io;
 use std::path::{Path, PathBuf};
 
+use control::ControlError;
 use disk_images::ImageError;
 use display::message::{Reason, Shown};
 use host::{
-    AttachedError, ControlError, GuestError, HalfError, HostError, NetworkError, PortableError, ReaderError,
-    Stage,
+    AttachedError, GuestError, HalfError, HostError, NetworkError, PortableError, ReaderError, Stage,
 };
 use profile::merge::MergeError;
 use profile::report::ReportError;

@@ -1,6 +1,6 @@
 //! Lines of the control socket: requests, replies and what is in these.
 
-use host::protocol::{About, Reply, Request, Then, read_reply, read_request};
+use control::message::{About, Reply, Request, Then, read_reply, read_request};
 use profile::live::{Snapshot, View};
 use serde_json::Value;
 

@@ -7,14 +7,16 @@
 use std::time::Duration;
 
 use attach::{AttachmentEnd, RunningMachine};
+use control::SessionChange;
 use disk_images::{ImageInspection, RunSummary};
 use host::attached::{AttachedMemoryUse, AttachedVm, FoundVm, HostMemory, MemoryAnswer};
-use host::protocol::{Control, Decoder, FromHost, Job, OutputStream, ToHost, encode};
+use host::protocol::{Decoder, FromHost, Job, OutputStream, ToHost, encode};
 use host::reader::{Answer, BootFacts};
 use host::spec::{DiskSpec, GuestEnd, MachineSpec, Outcome, RunSpec};
 use profile::Batch;
-use sampler::conditions::{Condition, RunTrigger};
-use sampler::{RecordingConfig, SessionStatus, SessionTotals};
+use profile::conditions::{Condition, RunTrigger};
+use profile::session::SessionStatus;
+use sampler::{RecordingConfig, SessionTotals};
 use serde::Serialize;
 use serde::de::DeserializeOwned;
 
@@ -179,11 +181,11 @@ fn to_host() -> Vec<ToHost> {
     vec![
         ToHost::Stop,
         ToHost::ConsoleInput(b"ls\r".to_vec()),
-        ToHost::Control(Control::Wait(trigger())),
-        ToHost::Control(Control::Rate(50.0)),
+        ToHost::Control(SessionChange::Wait(trigger())),
+        ToHost::Control(SessionChange::Rate(50.0)),
         ToHost::OutputRead([1 << 20, 7]),
-        ToHost::Control(Control::Mark("here".to_owned())),
-        ToHost::Control(Control::Wait(RunTrigger::Still(Some(Duration::from_secs(3))))),
+        ToHost::Control(SessionChange::Mark("here".to_owned())),
+        ToHost::Control(SessionChange::Wait(RunTrigger::Still(Some(Duration::from_secs(3))))),
     ]
 }
 

@@ -18,8 +18,10 @@ use tokio::io::unix::AsyncFd;
 use tokio::sync::{mpsc, watch};
 
 use crate::guest::GuestError;
-use crate::link::{BytesRead, Phase};
-use crate::protocol::{BatchMessage, Control, Decoder, FromHost, ToHost, encode};
+use crate::link::BytesRead;
+use control::{Phase, SessionChange};
+
+use crate::protocol::{BatchMessage, Decoder, FromHost, ToHost, encode};
 use crate::stage::Stage;
 use crate::tcg::TcgError;
 
@@ -119,7 +121,7 @@ pub(crate) async fn forward<T>(
 pub(crate) struct Steering {
     pub(crate) stop: watch::Sender<bool>,
     pub(crate) input: mpsc::Sender<Vec<u8>>,
-    pub(crate) control: mpsc::Sender<Control>,
+    pub(crate) control: mpsc::Sender<SessionChange>,
     pub(crate) read: watch::Sender<BytesRead>,
 }
 
@@ -242,13 +244,13 @@ mod tests {
         steered(|link, mut parent| async move {
             let Link { mut stop, mut input, mut control, mut read, .. } = link;
             // More than is read at once, and the end of a message comes later.
-            let typed = [ToHost::ConsoleInput(vec![7; 10_000]), ToHost::Control(Control::Rate(2.0))];
+            let typed = [ToHost::ConsoleInput(vec![7; 10_000]), ToHost::Control(SessionChange::Rate(2.0))];
             let frames = typed.map(|message| encode(&message).unwrap()).concat();
             let (most, rest) = frames.split_at(frames.len() - 3);
             parent.write_all(most).unwrap();
             assert_eq!(input.recv().await, Some(vec![7; 10_000]));
             parent.write_all(rest).unwrap();
-            assert_eq!(control.recv().await, Some(Control::Rate(2.0)));
+            assert_eq!(control.recv().await, Some(SessionChange::Rate(2.0)));
             parent.write_all(&encode(&ToHost::OutputRead([3, 4])).unwrap()).unwrap();
             read.changed().await.unwrap();
             assert_eq!(*read.borrow(), [3, 4]);

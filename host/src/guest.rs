@@ -19,13 +19,14 @@ use tokio::io::unix::AsyncFd;
 use tokio::time::{Instant, MissedTickBehavior, interval, sleep_until};
 use vmm::{Console, Disk, Extra, Machine, MachineEnd, Network, OutputPorts, StartError, VmConfig, WaitError};
 
-use crate::link::{ConsoleWriter, Link, Phase};
+use crate::link::{ConsoleWriter, Link};
 use crate::output;
-use crate::protocol::{Control, OutputStream};
+use crate::protocol::OutputStream;
 use crate::resident;
 use crate::spec::{DiskSpec, GuestEnd, MachineSpec, Outcome, RunSpec};
 use crate::stage::Stage;
 use crate::systemd::{Ended, GuestCommand, Progress, Receiver};
+use control::{Phase, SessionChange};
 
 /// Interval of the checks of the run.
 const TICK: Duration = Duration::from_millis(250);
@@ -301,7 +302,7 @@ impl<O: vmm::Observer> ProfiledVm for Machine<O> {
 pub struct Inputs<'a> {
     stop: &'a mut tokio::sync::watch::Receiver<bool>,
     input: &'a mut tokio::sync::mpsc::Receiver<Vec<u8>>,
-    control: &'a mut tokio::sync::mpsc::Receiver<Control>,
+    control: &'a mut tokio::sync::mpsc::Receiver<SessionChange>,
 }
 
 impl<'a> Inputs<'a> {
@@ -309,7 +310,7 @@ impl<'a> Inputs<'a> {
     pub fn new(
         stop: &'a mut tokio::sync::watch::Receiver<bool>,
         input: &'a mut tokio::sync::mpsc::Receiver<Vec<u8>>,
-        control: &'a mut tokio::sync::mpsc::Receiver<Control>,
+        control: &'a mut tokio::sync::mpsc::Receiver<SessionChange>,
     ) -> Self {
         Self { stop, input, control }
     }
@@ -446,13 +447,13 @@ pub async fn watch(
 }
 
 /// Carries out a change.
-fn apply(session: &Session, change: &Control) {
+fn apply(session: &Session, change: &SessionChange) {
     match change {
-        Control::Sampling(on) => session.set_sampling(*on),
-        Control::Wait(wait) => session.wait_for(wait.clone()),
-        Control::Rate(hz) => session.set_rate(*hz),
-        Control::Mark(text) => session.event("mark", &text.replace(char::is_control, " ")),
-        Control::Write => session.flush(),
+        SessionChange::Sampling(on) => session.set_sampling(*on),
+        SessionChange::Wait(wait) => session.wait_for(wait.clone()),
+        SessionChange::Rate(hz) => session.set_rate(*hz),
+        SessionChange::Mark(text) => session.event("mark", &text.replace(char::is_control, " ")),
+        SessionChange::Write => session.flush(),
     }
 }
 

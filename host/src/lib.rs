@@ -19,7 +19,6 @@
 pub mod attached;
 pub mod choice;
 mod connection;
-pub mod control;
 pub mod guest;
 pub mod half;
 pub mod link;
@@ -31,7 +30,6 @@ pub mod protocol;
 pub mod reader;
 mod relay;
 pub mod resident;
-mod socket;
 pub mod spec;
 mod stage;
 pub mod systemd;
@@ -39,7 +37,6 @@ mod tcg;
 
 pub use attached::AttachedError;
 pub use choice::HostError;
-pub use control::ControlError;
 pub use guest::GuestError;
 pub use half::HalfError;
 pub use network::NetworkError;

@@ -6,26 +6,13 @@ use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
 use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 
-use sampler::SessionStatus;
-use tokio::runtime::{Builder, Runtime};
 use tokio::sync::{mpsc, watch};
 
-use crate::protocol::Control;
+use control::{Phase, SessionChange};
 
 /// Numbers of bytes of a command's streams that their readers have taken, by
 /// [`OutputStream`](crate::protocol::OutputStream).
 pub type BytesRead = [u64; 2];
-
-/// Events that a run's runtime takes at once: it waits for a few descriptors. The default takes 12 KiB.
-const EVENTS: usize = 32;
-
-/// Makes the runtime of one end of a run.
-///
-/// # Errors
-/// No descriptors are left.
-pub fn runtime() -> io::Result<Runtime> {
-    Builder::new_current_thread().enable_all().max_io_events_per_tick(EVENTS).build()
-}
 
 /// The guest's side of the connection.
 #[derive(Debug)]
@@ -35,7 +22,7 @@ pub struct Link {
     /// Bytes for the guest's console.
     pub input: mpsc::Receiver<Vec<u8>>,
     /// Changes to make while it runs.
-    pub control: mpsc::Receiver<Control>,
+    pub control: mpsc::Receiver<SessionChange>,
     /// Takes the guest's console output.
     pub console: ConsoleWriter,
     /// Take the output of a command that does not go to the console, by
@@ -57,7 +44,7 @@ pub struct Watcher {
     /// Bytes for the guest's console.
     pub input: mpsc::Sender<Vec<u8>>,
     /// Changes something.
-    pub control: mpsc::Sender<Control>,
+    pub control: mpsc::Sender<SessionChange>,
     /// Gives the guest's console output.
     pub console: ConsoleReader,
     /// Give the output of a command that does not go to the console, by
@@ -69,15 +56,6 @@ pub struct Watcher {
     pub phase: watch::Receiver<Phase>,
     /// Sentences for a person.
     pub notes: mpsc::UnboundedReceiver<String>,
-}
-
-/// Phase of a run.
-#[derive(Debug, Clone, PartialEq)]
-pub enum Phase {
-    /// Before the guest: what is being done.
-    Preparing(String),
-    /// The guest runs.
-    Running(SessionStatus),
 }
 
 /// Makes both sides.

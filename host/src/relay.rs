@@ -11,10 +11,11 @@ use tokio::io::{AsyncReadExt, AsyncWriteExt};
 use tokio::net::UnixStream;
 use tokio::time::{Instant, sleep_until};
 
-use crate::link::{Link, Phase};
+use crate::link::Link;
 use crate::protocol::{Decoder, FrameError, FromHost, ToHost, encode};
 use crate::spec::Outcome;
 use crate::stage::Stage;
+use control::Phase;
 
 /// Lead of the process's clock over this one's that shows that it has jumped: more than rows are ever
 /// delayed.
@@ -385,7 +386,7 @@ mod tests {
         let (ours, mut inner) = UnixStream::pair().unwrap();
         let answers = tokio::spawn(async move {
             loop {
-                let status = FromHost::Status(sampler::SessionStatus::default());
+                let status = FromHost::Status(profile::session::SessionStatus::default());
                 if inner.write_all(&encode(&status).unwrap()).await.is_err() {
                     break;
                 }

@@ -11,7 +11,7 @@ use attach::AttachmentEnd;
 use disk_images::ImageError;
 use disk_images::contents::{self, DiskContents, ImageFormat};
 use disk_images::lock::{self, DiskInUse};
-use sampler::conditions::RunTrigger;
+use profile::conditions::RunTrigger;
 use sampler::{RecordingConfig, SessionTotals};
 use sandbox::SyscallPolicy;
 use serde::{Deserialize, Serialize};

@@ -14,6 +14,7 @@
 
 pub mod boot;
 mod calls;
+pub mod conditions;
 pub mod diff;
 pub mod histogram;
 pub mod live;
@@ -25,6 +26,7 @@ mod numbers;
 pub mod report;
 pub mod rows;
 pub mod rusage;
+pub mod session;
 pub mod stat;
 pub mod store;
 pub mod symbolize;

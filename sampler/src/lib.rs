@@ -9,7 +9,7 @@ pub mod bench;
 mod buffer_pool;
 mod capacity;
 mod collector;
-pub mod conditions;
+mod conditions;
 mod console;
 mod event_thread;
 mod exact;
@@ -39,8 +39,5 @@ pub use collector::standstill::STANDSTILL;
 pub use guest_linux::MAX_WATCHED as MAX_TRIPS;
 pub use initrd::Initrd;
 pub use memory::GuestMemory;
-pub use session::{
-    PrecisionStatus, RateOutOfRange, RecordingConfig, Session, SessionConfig, SessionStatus, SessionTotals,
-    VcpuSampler, checked_rate,
-};
+pub use session::{PrecisionStatus, RecordingConfig, Session, SessionConfig, SessionTotals, VcpuSampler};
 pub use watch::WatchConfig;

@@ -30,7 +30,6 @@ use crate::capacity::QueueCapacity;
 use crate::collector::finder::{FinderRequests, KernelFinder, LinuxGuest};
 use crate::collector::precision::PrecisionTarget;
 use crate::collector::{Collector, FinderHandle, StackInputs};
-use crate::conditions::RunTrigger;
 use crate::exact::merger::EventMerger;
 use crate::exact::record::EventRecorder;
 use crate::exact::trip::{TripCollector, TripRecorder};
@@ -41,11 +40,13 @@ use crate::record::GuestCells;
 use crate::shared::{AddedVcpu, GateCommand, SessionEnding, SharedState};
 use crate::task_scan::{ScanConfig, TaskStateCollector};
 use crate::watch::WatchConfig;
+use profile::conditions::RunTrigger;
 use profile::rows::{Sink, SinkError};
+use profile::session::SessionStatus;
 use statistics::clock::{ClockKind, Intervals};
 use statistics::estimate::ONE_CLOCK;
 
-pub use crate::shared::{PrecisionStatus, SessionStatus, SessionTotals};
+pub use crate::shared::{PrecisionStatus, SessionTotals};
 pub use crate::vcpu::VcpuSampler;
 
 /// Configuration of a session.
@@ -105,22 +106,6 @@ impl Default for RecordingConfig {
             rare_writes: false,
         }
     }
-}
-
-/// Sampling rates that a session accepts, ticks per second and vCPU.
-const RATES_HZ: std::ops::RangeInclusive<f64> = 0.1..=50_000.0;
-
-/// A sampling rate out of range.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
-#[error("it has to be from {} to {} samples per second", RATES_HZ.start(), RATES_HZ.end())]
-pub struct RateOutOfRange;
-
-/// Checks that a session accepts the rate, and returns it.
-///
-/// # Errors
-/// Returns an error if the rate is too low, too high, or not a number.
-pub fn checked_rate(rate_hz: f64) -> Result<f64, RateOutOfRange> {
-    if RATES_HZ.contains(&rate_hz) { Ok(rate_hz) } else { Err(RateOutOfRange) }
 }
 
 /// Guard that sets `failed` when the collector's thread ends by a panic: the run should end then.

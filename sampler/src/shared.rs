@@ -3,47 +3,22 @@
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError, RwLock, RwLockReadGuard};
 use std::task::{Context, Poll, Waker};
-use std::time::Duration;
 
 use attach::VcpuCounts;
 use serde::{Deserialize, Serialize};
 use vmm::monotonic_ns;
 
-use crate::conditions::{ConditionTimes, RunTrigger};
 use crate::console::ConsoleQueue;
 use crate::microstate::stats::VcpuStats;
 use crate::sampling_rate::TickPlan;
 use crate::vcpu::RingEnds;
+use profile::conditions::{ConditionTimes, RunTrigger};
 use profile::rows::EventRow;
+use profile::session::SessionStatus;
 use statistics::estimate::Share;
 
 /// Events that wait for the collector, at most; more are dropped.
 const EVENTS_WAITING: usize = 10_000;
-
-/// Status of a running session.
-#[derive(Debug, Clone, Default, PartialEq, Serialize, Deserialize)]
-pub struct SessionStatus {
-    /// Time since start.
-    pub elapsed: Duration,
-    /// Samples so far.
-    pub samples: u64,
-    /// Lost so far.
-    pub lost: u64,
-    /// Samples per second of all vCPUs, over the last second or so.
-    pub rate_hz: f64,
-    /// Process with the most non-idle samples over the last second or so, and its share.
-    pub top: Option<(String, f64)>,
-    /// The guest's kernel release, once the kernel is found.
-    pub kernel: Option<String>,
-    /// Reason why the machine is stopped, as a sentence; `None` while it runs.
-    pub stopped: Option<String>,
-    /// True while the vCPUs are sampled; false while sampling is off.
-    pub sampling: bool,
-    /// True while a condition is awaited with which sampling begins.
-    pub awaits_start: bool,
-    /// Mean rate while sampling is on, ticks per second and vCPU.
-    pub wanted_hz: f64,
-}
 
 /// Precision of the largest share.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]

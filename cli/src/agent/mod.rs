@@ -35,9 +35,9 @@ use std::process::Command;
 use std::sync::PoisonError;
 use std::time::{Duration, Instant};
 
+use control::place;
 use display::clean::escaped;
 use display::units;
-use host::control::place;
 use profile::report::is_called;
 use tokio::signal::unix::{SignalKind, signal};
 use upload::SinkAddress;

@@ -9,11 +9,11 @@ use std::process::{Command, ExitStatus};
 use std::time::Duration;
 
 use attach::StatFields;
+use control::client::Client;
+use control::message::Request;
+use control::place;
 use export::lake::LakeVm;
 use host::attached::AWAITS;
-use host::control::client::Client;
-use host::control::place;
-use host::protocol::Request;
 use nix::sys::signal::Signal;
 use profile::live::{Span, View};
 use sandbox::SyscallPolicy;

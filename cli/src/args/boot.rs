@@ -5,7 +5,7 @@ use std::time::Duration;
 
 use clap::Args;
 use display::parse::positive_time;
-use sampler::conditions::Condition;
+use profile::conditions::Condition;
 
 use super::parse::{parse_budget, parse_pattern};
 use super::{RunArgs, TEMPLATE};

@@ -4,9 +4,9 @@ use std::time::Duration;
 
 use clap::{Args, Subcommand};
 use clap_complete::engine::ArgValueCompleter;
+use control::message::Then;
 use display::parse::positive_time;
-use host::protocol::Then;
-use sampler::conditions::Condition;
+use profile::conditions::Condition;
 
 use super::TEMPLATE;
 use super::parse::{parse_rate, then_parser};

@@ -4,22 +4,19 @@ use std::ops::RangeInclusive;
 use std::time::Duration;
 
 use clap::builder::{PossibleValue, PossibleValuesParser, TypedValueParser};
+use control::message::Then;
 use disk_images::contents::ImageFormat;
 use display::parse::{TimeError, decimal, positive_time, split_unit, time};
 use host::choice::HostChoice;
 use host::network::NetworkKind;
-use host::protocol::Then;
 use profile::Sort;
 use profile::boot::PHASES;
+use profile::conditions::{BadPattern, Condition};
 use profile::report::By;
+use profile::session::{RATES_HZ, RateOutOfRange, checked_rate};
 use render::ColorChoice;
-use sampler::conditions::{BadPattern, Condition};
-use sampler::{RateOutOfRange, checked_rate};
 use sandbox::SyscallPolicy;
 use statistics::clock::ClockKind;
-
-/// Highest rate, samples per second and vCPU: the end of the range of [`checked_rate`].
-const MOST_HZ: f64 = 50_000.0;
 
 /// Reason why the value of an option is rejected.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
@@ -232,7 +229,7 @@ pub fn parse_span(text: &str) -> Result<TimeSpan, ValueError> {
 /// Parses a rate in samples per second.
 pub fn parse_rate(text: &str) -> Result<f64, ValueError> {
     if text == "max" {
-        return Ok(MOST_HZ);
+        return Ok(*RATES_HZ.end());
     }
     let (number, factor) = text.strip_suffix(['k', 'K']).map_or((text, 1.0), |number| (number, 1_000.0));
     let rate = decimal(number).ok_or(ValueError::Form("1000, in samples per second, or 5k"))?;

@@ -5,13 +5,13 @@ use std::path::{Path, PathBuf};
 use std::time::Duration;
 
 use clap::Args;
+use control::message::Then;
 use display::parse::positive_time;
-use host::protocol::Then;
+use profile::conditions::{Condition, RunTrigger};
 use profile::rows::HOSTNAME;
 use profile::store::CreateError;
 use profile::{Batch, ProfileWriter, Sink, SinkError};
 use sampler::RecordingConfig;
-use sampler::conditions::{Condition, RunTrigger};
 use statistics::clock::ClockKind;
 
 use super::parse::{

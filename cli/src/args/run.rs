@@ -5,11 +5,11 @@ use std::path::PathBuf;
 use std::time::Duration;
 
 use clap::{Args, ValueEnum};
+use control::message::Then;
 use disk_images::contents::ImageFormat;
 use display::parse::positive_time;
 use host::choice::HostChoice;
-use host::protocol::Then;
-use sampler::conditions::RunTrigger;
+use profile::conditions::RunTrigger;
 use sandbox::SyscallPolicy;
 
 use super::parse::{

@@ -4,8 +4,8 @@ use std::time::Duration;
 
 use clap::Args;
 use clap_complete::engine::ArgValueCompleter;
+use control::message::SHORTEST_MS;
 use display::parse::positive_time;
-use host::protocol::control::SHORTEST_MS;
 
 use super::TEMPLATE;
 use super::parse::ValueError;

@@ -9,6 +9,7 @@ use std::io;
 use std::path::Path;
 
 use attach::{ExitDetail, TargetChoice, VcpuRoom, capabilities, keep_guard};
+use control::message::Then;
 use disk_images::ImageError;
 use display::clean::escaped;
 use display::units::counted;
@@ -16,7 +17,6 @@ use host::attached::{
     self, AttachHalf, AttachPurpose, AttachSpec, AttachedVm, HalfStart, ProfileSpec, StartedHalf,
 };
 use host::link::Link;
-use host::protocol::Then;
 use host::reader;
 use host::spec::{DiskSpec, Outcome};
 use profile::live;

@@ -9,9 +9,9 @@ use std::path::{Path, PathBuf};
 use host::spec::GuestEnd;
 use profile::Profile;
 use profile::boot::{Boot, Evidence, PHASES};
+use profile::conditions::{Condition, RunTrigger};
 use render::PageLayout;
 use render::boot_test::{self, BootAttempt, BootOutcome, BootVerdict};
-use sampler::conditions::{Condition, RunTrigger};
 use statistics::spread::ValueSpread;
 
 use crate::args::{BootArgs, RunArgs};

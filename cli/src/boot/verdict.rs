@@ -2,7 +2,7 @@
 
 use host::spec::GuestEnd;
 use profile::boot::{Boot, Evidence, LastOf};
-use sampler::conditions::Condition;
+use profile::conditions::Condition;
 
 use render::boot_test::BootVerdict;
 

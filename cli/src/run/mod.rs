@@ -23,10 +23,10 @@ use host::portable::{memory, outer};
 use host::reader::{self, BootFiles, BootMemory, LoadedBoot};
 use host::spec::{self, DiskSpec, GuestEnd, MachineSpec, Outcome, RunSpec};
 use host::systemd::{self, GuestCommand};
+use profile::conditions::{Condition, RunTrigger};
 use profile::store::CreateError;
 use profile::{Sink, live};
 use sampler::RecordingConfig;
-use sampler::conditions::{Condition, RunTrigger};
 use vmm::{CpuFeatures, DiskMode, MachineEnd};
 
 use crate::args::{ConsoleDevice, RunArgs};

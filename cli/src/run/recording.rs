@@ -6,9 +6,10 @@ use std::path::Path;
 use std::sync::Arc;
 use std::time::Duration;
 
+use control::Phase;
+use control::server::{self, Server};
 use display::message::{Reason, Shown};
-use host::control::server::{self, Server};
-use host::link::{BytesRead, ConsolePump, ConsoleReader, Link, Phase, Watcher, link};
+use host::link::{BytesRead, ConsolePump, ConsoleReader, Link, Watcher, link};
 use host::protocol::OutputStream;
 use host::spec::Outcome;
 use profile::live;
@@ -205,7 +206,7 @@ fn run_to_end<F: Future<Output = Result<Outcome, Error>>>(
 ) -> Result<(Outcome, Vec<String>, bool), Error> {
     let screen = &screens.console;
     let runtime =
-        host::link::runtime().map_err(|source| Error::System { action: "start the runtime", source })?;
+        control::runtime().map_err(|source| Error::System { action: "start the runtime", source })?;
     let (guest_side, Watcher { stop, input, control, console, output, read, phase, notes }) = link();
     let tables = live::SharedTables::default();
     let run = server::Run {

@@ -5,10 +5,10 @@ use std::io::{self, IsTerminal, Write};
 use std::sync::{Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 
+use control::Phase;
 use display::clean::escaped;
 use display::units;
-use host::link::Phase;
-use sampler::SessionStatus;
+use profile::session::SessionStatus;
 
 use render::table;
 

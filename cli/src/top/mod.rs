@@ -3,7 +3,7 @@
 pub mod own_run;
 mod remote;
 
-use host::control::place;
+use control::place;
 use tui::frame;
 use tui::live::LiveView;
 use tui::live::state::ViewState;

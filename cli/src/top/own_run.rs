@@ -3,8 +3,8 @@
 use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 
-use host::link::Phase;
-use host::protocol::Control;
+use control::Phase;
+use control::SessionChange;
 use profile::live::{SharedTables, View};
 use tokio::sync::{mpsc, oneshot, watch};
 use tokio::time::{Interval, MissedTickBehavior, interval};
@@ -29,7 +29,7 @@ pub struct RunHandles {
     /// Progress of the run.
     pub phase: watch::Receiver<Phase>,
     /// Requests to the run.
-    pub control: mpsc::Sender<Control>,
+    pub control: mpsc::Sender<SessionChange>,
     /// Set to end the run.
     pub stop: watch::Sender<bool>,
 }
@@ -168,10 +168,10 @@ impl WatchedRun for OwnRun {
                 self.parts.stop.send_replace(true);
                 return Ok(());
             }
-            RunCommand::Start => Control::Sampling(true),
-            RunCommand::Stop => Control::Sampling(false),
-            RunCommand::Rate(hz) => Control::Rate(hz),
-            RunCommand::Mark(text) => Control::Mark(text),
+            RunCommand::Start => SessionChange::Sampling(true),
+            RunCommand::Stop => SessionChange::Sampling(false),
+            RunCommand::Rate(hz) => SessionChange::Rate(hz),
+            RunCommand::Mark(text) => SessionChange::Mark(text),
         };
         if self.parts.control.try_send(control).is_err() {
             self.message = Some("the run is busy or not running yet: try again".to_owned());
@@ -186,7 +186,7 @@ mod tests {
 
     use super::*;
 
-    fn own() -> (OwnRun, mpsc::Receiver<Control>, watch::Receiver<bool>, oneshot::Sender<()>) {
+    fn own() -> (OwnRun, mpsc::Receiver<SessionChange>, watch::Receiver<bool>, oneshot::Sender<()>) {
         let (control, controlled) = mpsc::channel(1);
         let (stop, stopped) = watch::channel(false);
         let phase = watch::channel(Phase::Preparing("booting".to_owned())).1;
@@ -234,7 +234,7 @@ mod tests {
         let (mut own, mut controlled, stopped, _end) = own();
         own.send(RunCommand::Rate(50.0)).await.unwrap();
         own.send(RunCommand::Mark("full".to_owned())).await.unwrap();
-        assert_eq!(controlled.try_recv().unwrap(), Control::Rate(50.0));
+        assert_eq!(controlled.try_recv().unwrap(), SessionChange::Rate(50.0));
         assert!(controlled.try_recv().is_err());
         assert!(matches!(own.next().await, RunEvent::Message(sentence) if sentence.contains("try again")));
         own.send(RunCommand::End).await.unwrap();

@@ -3,11 +3,11 @@
 use std::os::unix::net::UnixStream;
 use std::time::Duration;
 
+use control::ControlError;
+use control::message::Request;
+use control::viewer::{self, Viewer};
 use display::clean::escaped;
 use display::message::Reason;
-use host::ControlError;
-use host::control::viewer::{self, Viewer};
-use host::protocol::Request;
 use profile::live::View;
 
 use tui::live::control::{RunCommand, RunEvent, WatchedRun};

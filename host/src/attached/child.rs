@@ -33,7 +33,7 @@ use crate::connection::{
     leave_signals_to_parent, obeyed_while,
 };
 use crate::guest::{GuestError, Inputs, watch};
-use crate::link::{self, Link, Watcher, link};
+use crate::link::{Link, Watcher, link};
 use crate::protocol::FromHost;
 use crate::resident;
 use crate::spec::{DiskSpec, GuestEnd, Outcome};
@@ -181,7 +181,7 @@ fn prepare(job: AttachJob) -> Result<Result<Prepared, Vec<RunningMachine>>, Chil
         Ok(opened) => opened,
         Err(machines) => return Ok(Err(machines)),
     };
-    let runtime = link::runtime()?;
+    let runtime = control::runtime()?;
     let reach = opened.reach();
     let purpose = OpenPurpose::open(spec.purpose, reach.process());
     let capabilities = capabilities::kept(matches!(reach, Reach::Kernel { .. }));

@@ -27,8 +27,8 @@ use std::os::fd::RawFd;
 use std::time::Duration;
 
 use attach::{RunningMachine, TargetChoice};
+use profile::conditions::RunTrigger;
 use sampler::RecordingConfig;
-use sampler::conditions::RunTrigger;
 use sandbox::SyscallPolicy;
 use serde::{Deserialize, Serialize};
 

@@ -17,7 +17,7 @@ use crate::connection::{
     obeyed_while,
 };
 use crate::guest::{self, Connected};
-use crate::link::{self, Link, Watcher, link};
+use crate::link::{Link, Watcher, link};
 use crate::network::{Cable, CardEnd};
 use crate::portable::qemu::Qemu;
 use crate::process::read_all;
@@ -55,7 +55,7 @@ fn serve(connection: &Connection, job: RawFd) -> Result<Outcome, ChildError> {
     let written = written.iter().map(File::try_clone).collect::<Result<Vec<_>, _>>()?;
     let directory = std::env::var_os("TMPDIR").map(PathBuf::from).unwrap_or_default();
     // Made before the sandbox: it takes descriptors that are not available inside of each.
-    let runtime = link::runtime()?;
+    let runtime = control::runtime()?;
     let guest = match hypervisor {
         Hypervisor::Kvm(kvm) => {
             // SAFETY: as above.

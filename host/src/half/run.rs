@@ -12,7 +12,7 @@ use vmm::KvmError;
 
 use super::process::HalfProcess;
 use super::{Descriptors, HalfJob, Hypervisor};
-use crate::link::{Link, Phase};
+use crate::link::Link;
 use crate::network::{Cable, NetworkError, Passt, Plugged};
 use crate::portable::qemu::Qemu;
 use crate::process::{Foreign, continued};
@@ -21,6 +21,7 @@ use crate::reader::BootMemory;
 use crate::relay::{Relay, RelayEnd, RunStage};
 use crate::spec::{Outcome, RunSpec};
 use crate::stage::Stage;
+use control::Phase;
 
 /// Reason why a guest half could not run its guest to the end.
 #[derive(Debug, thiserror::Error)]

@@ -22,11 +22,12 @@ use super::log::Log;
 use super::qemu::{Card, Machine, PassedDisk, Qemu};
 use super::{KNOWN, PortableError, ProtocolError, start_error};
 use crate::half::Wishes;
-use crate::link::{Link, Phase};
+use crate::link::Link;
 use crate::network::{Passt, Plugged};
 use crate::process::memory_file;
 use crate::relay::{Relay, RelayEnd, RunFacts, RunStage, SilenceLimits};
 use crate::spec::{GuestEnd, Outcome, RunSpec};
+use control::Phase;
 
 /// Memory of the inner host beyond the guest's, its kernel and initial file system, bytes.
 const OVERHEAD: u64 = 320 << 20;

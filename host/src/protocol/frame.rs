@@ -101,7 +101,8 @@ impl Decoder {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::protocol::{Control, ToHost};
+    use crate::protocol::ToHost;
+    use control::SessionChange;
 
     #[test]
     fn messages_survive_any_fragmentation() {
@@ -109,7 +110,7 @@ mod tests {
             ToHost::Stop,
             ToHost::ConsoleInput(b"ls\r".to_vec()),
             ToHost::ConsoleInput(vec![0; 70_000]),
-            ToHost::Control(Control::Rate(1.5)),
+            ToHost::Control(SessionChange::Rate(1.5)),
             ToHost::Stop,
         ];
         let stream: Vec<u8> = sent.iter().flat_map(|m| encode(m).unwrap()).collect();

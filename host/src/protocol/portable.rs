@@ -6,13 +6,13 @@
 use std::path::PathBuf;
 
 use profile::Batch;
+use profile::session::SessionStatus;
 use profile::watch::WatchReport;
-use sampler::SessionStatus;
 use serde::{Deserialize, Serialize, Serializer};
 
-use super::Control;
 use crate::spec::{Outcome, RunSpec};
 use crate::stage::Stage;
+use control::SessionChange;
 
 /// Name of the virtio-serial port.
 pub const PORT: &str = "vprof.0";
@@ -113,7 +113,7 @@ pub enum ToHost {
     /// Bytes for the guest's console.
     ConsoleInput(Vec<u8>),
     /// Change something while the guest runs.
-    Control(Control),
+    Control(SessionChange),
     /// Numbers of bytes that the readers of a command's output have taken, by [`OutputStream`].
     OutputRead([u64; 2]),
 }

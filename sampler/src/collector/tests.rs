@@ -14,12 +14,12 @@ use vmm::{
 
 use super::*;
 use crate::AttachedSampler;
-use crate::conditions::{Condition, RunTrigger};
 use crate::record::SampleRecord;
 use crate::resolve::frames;
 use crate::resolve::frames::tests::FakeNames;
 use crate::sampling_rate::TickPlan;
 use crate::session::{RecordingConfig, Session, SessionConfig, VcpuSampler};
+use profile::conditions::{Condition, RunTrigger};
 use profile::rows::{AWAITED, Mode, SinkError};
 use symbols::names::no_files;
 

@@ -5,9 +5,10 @@ use std::sync::atomic::Ordering;
 use vmm::monotonic_ns;
 
 use super::Collector;
-use crate::conditions::{Condition, GateAction, RunTrigger};
+use crate::conditions::GateAction;
 use crate::record::SampleRecord;
 use crate::shared::GateCommand;
+use profile::conditions::{Condition, RunTrigger};
 use profile::rows::AWAITED;
 
 impl Collector {

@@ -4,8 +4,9 @@ use std::time::Duration;
 
 use guest_linux::TaskSnapshot;
 
-use super::{Condition, ConditionState, ConditionTimes, ProgressDetector, RunTrigger};
+use super::{ConditionState, ProgressDetector};
 use display::clean;
+use profile::conditions::{Condition, ConditionTimes, RunTrigger};
 use profile::rows::{Batch, ConsoleRow};
 
 /// Bytes of a console line that are checked, at most.

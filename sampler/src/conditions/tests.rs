@@ -1,7 +1,10 @@
 use guest_linux::TaskSnapshot;
 use proptest::prelude::*;
 
+use std::time::Duration;
+
 use super::*;
+use profile::conditions::{Condition, ConditionTimes, RunTrigger};
 use profile::rows::{Batch, CgroupRow, ConsoleRow, EventRow, ExitRow, InjectedRow, UnitEventRow};
 
 fn batch(console: &[&str]) -> Batch {

@@ -1,8 +1,7 @@
 //! State of one condition.
 
+use profile::conditions::{BadPattern, Condition, compile_pattern};
 use regex::Regex;
-
-use super::{BadPattern, Condition, LARGEST_PATTERN, LONGEST_PATTERN};
 
 /// Bytes of a name that the guest keeps (`TASK_COMM_LEN`, include/linux/sched.h, 6.12, less its NUL).
 const COMM: usize = 15;
@@ -24,7 +23,7 @@ pub(crate) struct ConditionState {
 impl ConditionState {
     pub(crate) fn new(condition: Condition) -> Result<Self, BadPattern> {
         let pattern = match &condition {
-            Condition::Console(pattern) => Some(compile(pattern)?),
+            Condition::Console(pattern) => Some(compile_pattern(pattern)?),
             _ => None,
         };
         Ok(Self { condition, pattern, since_ns: 0, was_there: false, absent: 0, met: false })
@@ -88,26 +87,6 @@ impl ConditionState {
             self.met |= path.split('/').any(|part| part == unit);
         }
     }
-}
-
-fn compile(pattern: &str) -> Result<Regex, BadPattern> {
-    if pattern.len() > LONGEST_PATTERN {
-        return Err(BadPattern::TooLarge);
-    }
-    if let Err(error) = regex_syntax::parse(pattern) {
-        let (at, why) = match &error {
-            regex_syntax::Error::Parse(error) => (error.span().start.offset, error.kind().to_string()),
-            regex_syntax::Error::Translate(error) => (error.span().start.offset, error.kind().to_string()),
-            other => (0, other.to_string()),
-        };
-        let at = pattern.get(..at).map_or(0, |before| before.chars().count()) + 1;
-        return Err(BadPattern::Syntax { at, why });
-    }
-    regex::RegexBuilder::new(pattern)
-        .size_limit(LARGEST_PATTERN)
-        .dfa_size_limit(LARGEST_PATTERN)
-        .build()
-        .map_err(|_| BadPattern::TooLarge)
 }
 
 fn is_named(comm: &[u8; 16], name: &str) -> bool {

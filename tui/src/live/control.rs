@@ -1,6 +1,7 @@
 //! The run that a view shows: its events, and the commands to it.
 
 use profile::live::{Snapshot, View};
+use profile::session::RATES_HZ;
 
 use crate::ViewError;
 
@@ -49,19 +50,16 @@ pub trait WatchedRun {
     fn send(&mut self, command: RunCommand) -> impl Future<Output = Result<(), Self::Error>>;
 }
 
-/// Lowest and highest rate, Hz: those of the command line.
-const RATES: (f64, f64) = (0.1, 50_000.0);
-
 /// Returns the next rate in steps of 1, 2 and 5.
 pub fn step(hz: f64, up: bool) -> f64 {
     let steps = (-1..5).flat_map(|power| [1.0, 2.0, 5.0].map(|step| step * 10.0_f64.powi(power)));
-    let steps = steps.filter(|step| (RATES.0..=RATES.1).contains(step));
+    let steps = steps.filter(|step| RATES_HZ.contains(step));
     // The factor allows for rounding of the current rate.
     let next = match up {
         true => steps.fold(None, |next, step| next.or((step > hz * 1.001).then_some(step))),
         false => steps.fold(None, |last, step| if step < hz * 0.999 { Some(step) } else { last }),
     };
-    next.unwrap_or(if up { RATES.1 } else { RATES.0 })
+    next.unwrap_or(if up { *RATES_HZ.end() } else { *RATES_HZ.start() })
 }
 
 #[cfg(test)]

@@ -10,8 +10,8 @@ use tokio::io::{AsyncBufReadExt, AsyncReadExt, AsyncWriteExt, BufReader};
 use tokio::net::UnixStream;
 use tokio::net::unix::{OwnedReadHalf, OwnedWriteHalf};
 
-use super::ControlError;
-use crate::protocol::{Reply, Request, read_reply};
+use crate::ControlError;
+use crate::message::{Reply, Request, read_reply};
 
 /// The longest line that is taken, bytes: many times 200 rows of each table.
 const LONGEST: usize = 16 << 20;

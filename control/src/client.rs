@@ -10,9 +10,9 @@ use profile::live::{Snapshot, View};
 use serde::de::DeserializeOwned;
 use serde_json::Value;
 
-use super::ControlError;
-use super::place::Found;
-use crate::protocol::{About, Reply, Request, read_reply};
+use crate::ControlError;
+use crate::message::{About, Reply, Request, read_reply};
+use crate::place::Found;
 
 /// Time limit of an answer.
 const PATIENCE: Duration = Duration::from_secs(20);

@@ -6,7 +6,7 @@ use std::os::unix::fs::{DirBuilderExt, MetadataExt};
 use std::os::unix::net::UnixStream;
 use std::path::{Path, PathBuf};
 
-use super::{ControlError, Owner, Running};
+use crate::{ControlError, Owner, Running};
 
 const SUFFIX: &str = ".sock";
 

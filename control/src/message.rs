@@ -2,9 +2,9 @@
 
 use std::path::PathBuf;
 
+use profile::conditions::{BadCondition, Condition};
 use profile::live::{Snapshot, View};
-use sampler::conditions::{BadCondition, Condition};
-use sampler::{RateOutOfRange, checked_rate};
+use profile::session::{RateOutOfRange, checked_rate};
 use serde::de::DeserializeOwned;
 use serde::{Deserialize, Serialize};
 use serde_json::Value;

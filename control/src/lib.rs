@@ -1,15 +1,19 @@
-//! The control socket of a run: the run's owner views and steers it while it runs. docs/control.md describes
-//! it for users.
+//! The control socket of a run, by which its owner views and steers it; docs/control.md is for users. For
+//! example, `vprof ctl mark here` sends `{"do":"mark","text":"here"}`, and the server passes a
+//! [`SessionChange`] to the run. The crate is apart from the run because a client needs neither KVM nor the
+//! recorder.
 //!
 //! ```text
 //!  vprof top ─┐                       ┌─ live tables ◀── batches of the run
 //!  vprof ctl ─┼── JSON lines ── server┤
-//!  scripts ───┘                       └─▶ Control ──▶ the run, here or in the portable host
+//!  scripts ───┘                       └─▶ SessionChange ──▶ the run, here or in the portable host
 //! ```
 
 pub mod client;
+pub mod message;
 pub mod place;
 pub mod server;
+mod socket;
 pub mod viewer;
 
 use std::io;
@@ -19,8 +23,47 @@ use std::time::Duration;
 use display::clean::escaped;
 use display::message::{Reason, Shown};
 use display::units;
+use profile::conditions::RunTrigger;
+use profile::session::SessionStatus;
+use serde::{Deserialize, Serialize};
+use tokio::runtime::{Builder, Runtime};
 
-pub use crate::socket::Owner;
+pub use socket::Owner;
+
+/// Events that a run's runtime takes at once: it waits for a few descriptors. The default takes 12 KiB.
+const EVENTS: usize = 32;
+
+/// Makes the runtime of one end of a run.
+///
+/// # Errors
+/// No descriptors are left.
+pub fn runtime() -> io::Result<Runtime> {
+    Builder::new_current_thread().enable_all().max_io_events_per_tick(EVENTS).build()
+}
+
+/// Phase of a run.
+#[derive(Debug, Clone, PartialEq)]
+pub enum Phase {
+    /// Before the guest: what is being done.
+    Preparing(String),
+    /// The guest runs.
+    Running(SessionStatus),
+}
+
+/// Change of a running session, by the control socket or by a view of this process.
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+pub enum SessionChange {
+    /// Sample, or do not.
+    Sampling(bool),
+    /// Wait for something.
+    Wait(RunTrigger),
+    /// Mean ticks per second and vCPU.
+    Rate(f64),
+    /// A row of table `event`.
+    Mark(String),
+    /// Write what was recorded.
+    Write,
+}
 
 /// Why a run can't be talked to, or refused.
 #[derive(Debug, thiserror::Error)]

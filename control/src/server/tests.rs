@@ -6,8 +6,8 @@ use tempfile::TempDir;
 use tokio::runtime::Builder;
 
 use super::*;
-use crate::control::client::Client as Blocking;
-use crate::control::place::Found;
+use crate::client::Client as Blocking;
+use crate::place::Found;
 
 struct Nowhere;
 
@@ -22,7 +22,7 @@ struct Stage {
     _place: TempDir,
     socket: PathBuf,
     tables: live::SharedTables,
-    control: mpsc::Receiver<Control>,
+    control: mpsc::Receiver<SessionChange>,
     stop: watch::Receiver<bool>,
     _phase: watch::Sender<Phase>,
     server: Option<Server>,
@@ -36,8 +36,12 @@ impl Stage {
         let socket = place.path().join("run.sock");
         let (control_sender, control) = mpsc::channel(4);
         let (stop_sender, stop) = watch::channel(false);
-        let status =
-            sampler::SessionStatus { samples: 7, sampling: true, wanted_hz: 99.0, ..Default::default() };
+        let status = profile::session::SessionStatus {
+            samples: 7,
+            sampling: true,
+            wanted_hz: 99.0,
+            ..Default::default()
+        };
         let (phase, phase_receiver) = watch::channel(Phase::Running(status));
         let tables = live::SharedTables::default();
         let run = Run {
@@ -95,7 +99,10 @@ fn a_run_is_looked_at_and_steered() {
     client.ask(&Request::Rate { hz: 250.0 }).unwrap();
     client.ask(&Request::Mark { text: "here".to_owned() }).unwrap();
     let steered: Vec<_> = std::iter::from_fn(|| stage.control.try_recv().ok()).collect();
-    assert_eq!(steered, [Control::Sampling(false), Control::Rate(250.0), Control::Mark("here".to_owned())]);
+    assert_eq!(
+        steered,
+        [SessionChange::Sampling(false), SessionChange::Rate(250.0), SessionChange::Mark("here".to_owned())]
+    );
     stage.batch(1_500);
     assert_eq!(client.tables(View::default()).unwrap().time_s, 1.5);
     client.ask(&Request::End).unwrap();

@@ -10,9 +10,9 @@ use std::thread::JoinHandle;
 use std::time::Duration;
 
 use display::message::Reason;
+use profile::conditions::{BadCondition, Condition, RunTrigger};
 use profile::live;
 use profile::live::View;
-use sampler::conditions::{BadCondition, Condition, RunTrigger};
 use serde::Serialize;
 use serde_json::{Value, json};
 use tokio::io::{AsyncBufReadExt, AsyncReadExt, AsyncWriteExt, BufReader};
@@ -22,10 +22,8 @@ use tokio::sync::{Semaphore, mpsc, oneshot, watch};
 use tokio::task::AbortHandle;
 use tokio::time::{MissedTickBehavior, interval, timeout};
 
-use super::place;
-use crate::link::Phase;
-use crate::protocol::control::LONGEST_LINE;
-use crate::protocol::{About, Control, Reply, Request, RequestError, Then, read_request};
+use crate::message::{About, LONGEST_LINE, Reply, Request, RequestError, Then, read_request};
+use crate::{Phase, SessionChange, place};
 
 /// Clients at once, at most.
 const CLIENTS: usize = 128;
@@ -48,7 +46,7 @@ pub struct Run {
     /// Its phase.
     pub phase: watch::Receiver<Phase>,
     /// Steers it.
-    pub control: mpsc::Sender<Control>,
+    pub control: mpsc::Sender<SessionChange>,
     /// Ends it.
     pub stop: watch::Sender<bool>,
 }
@@ -124,7 +122,7 @@ impl Drop for Server {
 impl ServerThread {
     /// Starts the thread, with its first client.
     fn start(listener: StdUnixListener, first: StdUnixStream, served: Served) -> io::Result<Self> {
-        let runtime = crate::link::runtime()?;
+        let runtime = crate::runtime()?;
         let (stop, stopped) = oneshot::channel();
         let thread = std::thread::Builder::new().name("vprof-control".to_owned()).spawn(move || {
             runtime.block_on(async {
@@ -253,7 +251,7 @@ impl Served {
     fn about(&self) -> About {
         let phase = self.run.phase.borrow().clone();
         let (preparing, status) = match phase {
-            Phase::Preparing(what) => (Some(what), sampler::SessionStatus::default()),
+            Phase::Preparing(what) => (Some(what), profile::session::SessionStatus::default()),
             Phase::Running(status) => (None, status),
         };
         About {
@@ -272,8 +270,8 @@ impl Served {
         }
     }
 
-    fn steer(&self, control: Control) -> Result<Value, Refusal> {
-        match self.run.control.try_send(control) {
+    fn steer(&self, change: SessionChange) -> Result<Value, Refusal> {
+        match self.run.control.try_send(change) {
             Ok(()) => Ok(json!({})),
             Err(mpsc::error::TrySendError::Full(_)) => Err(Refusal::Busy),
             Err(mpsc::error::TrySendError::Closed(_)) => Err(Refusal::Ended),
@@ -286,17 +284,17 @@ impl Served {
             Request::Status => Ok(serde_json::to_value(self.about())?),
             // Both have an answer of another form.
             Request::Tables { .. } | Request::Watch { .. } => Ok(json!({})),
-            Request::Start { when: None } => self.steer(Control::Sampling(true)),
-            Request::Stop { when: None, .. } => self.steer(Control::Sampling(false)),
+            Request::Start { when: None } => self.steer(SessionChange::Sampling(true)),
+            Request::Stop { when: None, .. } => self.steer(SessionChange::Sampling(false)),
             Request::Start { when: Some(when) } => {
-                self.steer(Control::Wait(RunTrigger::Start(when.parse::<Condition>()?)))
+                self.steer(SessionChange::Wait(RunTrigger::Start(when.parse::<Condition>()?)))
             }
             Request::Stop { when: Some(when), then } => {
                 let end = then == Some(Then::End);
-                self.steer(Control::Wait(RunTrigger::Stop { when: when.parse()?, end }))
+                self.steer(SessionChange::Wait(RunTrigger::Stop { when: when.parse()?, end }))
             }
-            Request::Rate { hz } => self.steer(Control::Rate(hz)),
-            Request::Mark { text } => self.steer(Control::Mark(text)),
+            Request::Rate { hz } => self.steer(SessionChange::Rate(hz)),
+            Request::Mark { text } => self.steer(SessionChange::Mark(text)),
             Request::Write => self.written().await,
             Request::End => {
                 self.run.stop.send_replace(true);
@@ -308,7 +306,7 @@ impl Served {
     /// Waits until a batch has come that began after now.
     async fn written(&self) -> Result<Value, Refusal> {
         let from = self.run.tables.lock().time_ns();
-        self.steer(Control::Write)?;
+        self.steer(SessionChange::Write)?;
         let begun = tokio::time::Instant::now();
         // The batch that was being written shows nothing; the next one does.
         let mut seen = from;

@@ -5,7 +5,7 @@ use display::units;
 use profile::report::{Annotation, CodeAddress, FunctionListing, ShownLines};
 
 use crate::by::BLOCKS;
-use crate::summary::{heading, wrapped};
+use crate::paragraph::{heading, wrapped};
 use crate::table::{ColumnAlign, TextTable};
 use crate::{PageLayout, with_module};
 

@@ -8,7 +8,7 @@ use profile::boot::{Boot, Call, CpuEstimate, Phase, Unit, is_part_of_kernel};
 
 use super::PageLayout;
 use super::exact::more;
-use super::summary::{heading, wrapped};
+use super::paragraph::{heading, wrapped};
 use super::table::{ColumnAlign, TextTable};
 use statistics::spread::ValueSpread;
 

@@ -8,9 +8,8 @@ use display::units;
 use profile::report::{Breakdown, By, Estimate, Report, Row};
 
 use super::PageLayout;
-use super::summary::{
-    WIDE, estimate_cells, estimate_columns, heading, interval, nothing, rest, shares_note, title, wrapped,
-};
+use super::paragraph::{heading, wrapped};
+use super::summary::{WIDE, estimate_cells, estimate_columns, interval, nothing, rest, shares_note, title};
 use super::table::{ColumnAlign, TextTable, cut};
 
 /// Formats the table with at most `rows` rows.

@@ -7,7 +7,7 @@ use display::units;
 use profile::diff::{Change, Diff, DiffRow, IntervalMethod, Side};
 use profile::report::{ShareKey, SharesBy};
 
-use super::summary::wrapped;
+use super::paragraph::wrapped;
 use super::table::{ColumnAlign, TextTable};
 use super::{PageLayout, with_module};
 

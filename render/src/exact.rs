@@ -8,7 +8,7 @@ use profile::report::{
 use std::collections::BTreeMap;
 
 use super::PageLayout;
-use super::summary::{heading, wrapped};
+use super::paragraph::{heading, wrapped};
 use super::table::{ColumnAlign, TextTable};
 
 /// Smallest part of all sleep of a branch in the tree.

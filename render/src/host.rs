@@ -4,7 +4,8 @@ use display::units;
 use profile::report::{HostFunction, HostReport, ThreadPlace};
 
 use super::PageLayout;
-use super::summary::{estimate_cells, estimate_columns, heading, rest, wrapped};
+use super::paragraph::{heading, wrapped};
+use super::summary::{estimate_cells, estimate_columns, rest};
 use super::table::{ColumnAlign, TextTable};
 
 /// Formats the report with at most `rows` functions.

@@ -14,6 +14,7 @@ pub mod exact;
 pub mod host;
 pub mod live;
 pub mod memory;
+pub mod paragraph;
 pub mod rusage;
 pub mod stat;
 pub mod states;
@@ -149,7 +150,7 @@ impl PageLayout {
     /// Returns the layout for a stream: a terminal has 40 to 160 columns; elsewhere nothing is cut.
     pub fn for_stream(is_terminal: bool) -> Self {
         let width = match is_terminal {
-            true => terminal_columns().unwrap_or(summary::WIDTH).clamp(NARROWEST, WIDEST),
+            true => terminal_columns().unwrap_or(paragraph::WIDTH).clamp(NARROWEST, WIDEST),
             false => usize::MAX,
         };
         Self { width, style: TextStyle::for_stream(is_terminal) }

@@ -5,7 +5,8 @@ use std::fmt::Write as _;
 use display::units;
 use profile::live::Snapshot;
 
-use super::summary::{heading, program_name};
+use super::paragraph::heading;
+use super::summary::program_name;
 use super::table::{ColumnAlign, TextTable};
 use super::{PageLayout, with_module};
 

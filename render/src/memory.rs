@@ -4,7 +4,7 @@ use display::units;
 use profile::report::{HolderHistory, MemoryReport};
 use profile::rows::MemoryKind;
 
-use super::summary::{heading, wrapped};
+use super::paragraph::{heading, wrapped};
 use super::table::{ColumnAlign, TextTable};
 use super::{PageLayout, visible};
 

@@ -9,7 +9,7 @@ use profile::rusage::{ChildrenRusage, CpuRusage, CpuTimes, ProcessRusage, Rusage
 use serde::Serialize;
 
 use super::PageLayout;
-use super::summary::{heading, wrapped};
+use super::paragraph::{heading, wrapped};
 use super::table::{ColumnAlign, TextTable};
 
 /// Note on the columns of times.

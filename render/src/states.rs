@@ -6,7 +6,7 @@ use profile::report::{StateReport, StateSource, TaskStateTimes, TimeInState};
 
 use super::PageLayout;
 use super::exact::{more, name};
-use super::summary::{heading, wrapped};
+use super::paragraph::{heading, wrapped};
 use super::table::{ColumnAlign, TextTable};
 
 /// Formats the report with at most `rows` rows per table.

@@ -15,10 +15,9 @@ use profile::rows::AWAITED;
 use profile::watch::WATCH;
 
 use super::PageLayout;
+use super::paragraph::{heading, wrapped};
 use super::table::{ColumnAlign, TextTable};
 
-/// Columns of a line, unless the terminal is wider.
-pub const WIDTH: usize = 80;
 /// Advice of all warnings of a serial port.
 pub const SERIAL_ADVICE: &str =
     "Send a command's output to a file or /dev/null, and have the kernel write less with `--append quiet`.";
@@ -300,12 +299,6 @@ pub fn part(filter: &Filter) -> Option<String> {
     (!parts.is_empty()).then(|| format!("Only {}.", parts.join(", ")))
 }
 
-/// Adds a heading after a blank line. Its note is wrapped.
-pub fn heading(text: &mut String, page: PageLayout, title: &str, note: &str) {
-    text.push('\n');
-    wrapped(text, &format!("{}{note}", page.style.bold(title)), "", page.width);
-}
-
 /// Adds the times of the run's own command.
 fn command(text: &mut String, report: &Report, page: PageLayout) {
     let Some(CommandTimes { command, wall_s, cpu, user, system }) = &report.command else { return };
@@ -568,52 +561,6 @@ pub(super) fn rest(text: &mut String, shares: impl Iterator<Item = f64>) {
         let _ =
             writeln!(text, "  {:>6}  in {} more; -n 0 shows all", units::percent(share), units::count(count));
     }
-}
-
-/// Units that stay on the line of their number.
-const UNITS: [&str; 12] = ["%", "Hz", "kHz", "ns", "us", "ms", "s", "min", "h", "KiB", "MiB", "GiB"];
-
-/// True if a line may end between two words: not between a number and its unit.
-fn may_break(before: &str, word: &str) -> bool {
-    let unit = word.trim_end_matches(|c: char| ",.;:)".contains(c));
-    !(before.ends_with(|c: char| c.is_ascii_digit()) && UNITS.contains(&unit))
-}
-
-/// Returns the columns of a text that may have escape sequences for graphic renditions.
-fn visible_width(text: &str) -> usize {
-    use unicode_width::UnicodeWidthStr;
-    let mut width = 0;
-    let mut rest = text;
-    while let Some((before, after)) = rest.split_once("\x1b[") {
-        width += before.width();
-        rest = after.split_once('m').map_or("", |(_, rest)| rest);
-    }
-    width + rest.width()
-}
-
-/// Adds a line; a long one is wrapped, with an indent of two more spaces.
-pub fn wrapped(text: &mut String, line: &str, indent: &str, columns: usize) {
-    let mut used = 0;
-    let words: Vec<&str> = line.split(' ').collect();
-    for glued in words.chunk_by(|before, word| !may_break(before, word)) {
-        let word = glued.join(" ");
-        let width = visible_width(&word);
-        if used > 0 && used + 1 + width > columns {
-            text.push('\n');
-            text.push_str(indent);
-            text.push_str("  ");
-            used = indent.len() + 2;
-        } else if used > 0 {
-            text.push(' ');
-            used += 1;
-        } else {
-            text.push_str(indent);
-            used = indent.len();
-        }
-        text.push_str(&word);
-        used += width;
-    }
-    text.push('\n');
 }
 
 #[cfg(test)]

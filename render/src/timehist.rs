@@ -7,7 +7,7 @@ use profile::report::{ReportError, TaskRun, Timehist};
 
 use super::PageLayout;
 use super::exact::{more, name};
-use super::summary::wrapped;
+use super::paragraph::wrapped;
 use super::table::cut;
 
 /// Columns that the task keeps on a narrow terminal.

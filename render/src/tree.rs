@@ -5,7 +5,8 @@ use display::units;
 use profile::report::{CallTree, Direction, LEAST_PART, Report};
 
 use super::PageLayout;
-use super::summary::{heading, title, wrapped};
+use super::paragraph::{heading, wrapped};
+use super::summary::title;
 use super::table::{ColumnAlign, TextTable};
 
 /// Formats the tree with at most `rows` rows.

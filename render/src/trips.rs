@@ -6,7 +6,7 @@ use profile::report::{TripArgument, TripCaller, TripFunction, TripReport};
 
 use super::PageLayout;
 use super::exact::{histogram, more};
-use super::summary::{heading, wrapped};
+use super::paragraph::{heading, wrapped};
 use super::table::{ColumnAlign, TextTable};
 
 /// Functions of a stack that a row shows, from the caller on.

@@ -331,7 +331,7 @@ impl Session {
     }
 
     /// Awaits a condition, from the collector's next round on (10 ms); before [`Self::start`] from the run's
-    /// start on. A condition that does not [compile](crate::conditions::Condition::check) is never met.
+    /// start on. A condition that does not [compile](profile::conditions::Condition::check) is never met.
     pub fn wait_for(&self, wait: RunTrigger) {
         self.shared.command(GateCommand::Await(wait));
         self.wake();

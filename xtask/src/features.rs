@@ -27,7 +27,7 @@ fn a_part_of_the_workspace_is_built_with_the_features_of_the_whole() {
     for (part, manifest) in [
         (vec!["--package", "xtask", "--edges", "normal,build"], "xtask/Cargo.toml"),
         ([&one[..], &["vprof"]].concat(), "workspace-features/Cargo.toml"),
-        ([&one[..], &["linux"]].concat(), "workspace-features/Cargo.toml"),
+        ([&one[..], &["guest-linux"]].concat(), "workspace-features/Cargo.toml"),
     ] {
         for (package, features) in self::features(&part) {
             let missing: Vec<_> = whole[&package].difference(&features).collect();

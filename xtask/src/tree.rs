@@ -1,4 +1,7 @@
-//! `cargo xtask tree`: draws the crates by what they import, into docs/contributing.md.
+//! `cargo xtask tree`: draws the crates by what they import, into docs/contributing.md, and prints the crates
+//! whose modules import each other in circles.
+
+mod modules;
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::fs;
@@ -26,6 +29,9 @@ pub struct TreeArgs {
 /// Draws the tree, or checks that the document has it.
 pub fn run(options: &TreeArgs) -> Result<ExitCode> {
     let root = workspace::root()?;
+    if !options.check {
+        print_circles(&root)?;
+    }
     let path = root.join("docs/contributing.md");
     let text = fs::read_to_string(&path).with_context(|| format!("cannot read {}", path.display()))?;
     let drawn = workspace::between(&text, MARKS, &draw(&crates(&root)?)?)
@@ -36,6 +42,24 @@ pub fn run(options: &TreeArgs) -> Result<ExitCode> {
     ensure!(!options.check, "docs/contributing.md shows another tree of crates: run `cargo xtask tree`");
     fs::write(&path, drawn).with_context(|| format!("cannot write {}", path.display()))?;
     Ok(ExitCode::SUCCESS)
+}
+
+/// Prints the largest circle of modules of each crate that has one.
+fn print_circles(root: &Path) -> Result<()> {
+    let mut circles = Vec::new();
+    for package in packages(root)? {
+        let manifest = Path::new(package["manifest_path"].as_str().context("a package has a manifest")?);
+        let sources = manifest.with_file_name("src");
+        if sources.exists() {
+            circles.push((modules::largest_circle(&sources)?, name(&package)?));
+        }
+    }
+    circles.retain(|(circle, _)| circle.percent > 0);
+    circles.sort_by_key(|(circle, _)| std::cmp::Reverse(circle.percent));
+    for (circle, name) in circles {
+        println!("{name}: {} % in a circle of {}", circle.percent, circle.modules.join(", "));
+    }
+    Ok(())
 }
 
 /// Members of the workspace, each with the members that its production code imports.

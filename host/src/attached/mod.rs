@@ -39,7 +39,7 @@ use crate::spec::DiskSpec;
 pub const COMMAND: &str = "attach-half";
 
 /// Step of an attachment that is ready to [take over](attach::TargetChoice::takes_over), as
-/// [`About::preparing`](crate::protocol::About::preparing) has it.
+/// [`About::preparing`](control::message::About::preparing) has it.
 pub const AWAITS: &str = "waiting for the end of the recording before";
 
 /// Everything about an attachment but its open files.

@@ -6,7 +6,7 @@ use profile::boot::{ChainLink, StartupTimes, Systemd};
 
 use super::super::PageLayout;
 use super::super::exact::more;
-use super::super::summary::{heading, wrapped};
+use super::super::paragraph::{heading, wrapped};
 use super::super::table::{ColumnAlign, TextTable};
 
 /// Adds the account, or why there is none; at most `rows` rows per table.

@@ -6,7 +6,7 @@ use display::units;
 use super::BootOutcome;
 use crate::PageLayout;
 use crate::boot::{self, last_seen, spread};
-use crate::summary::{heading, wrapped};
+use crate::paragraph::{heading, wrapped};
 
 /// Rows per table after a boot.
 const ROWS: usize = 10;

@@ -6,6 +6,7 @@ use profile::report::{
 
 use super::*;
 use crate::TextStyle;
+use crate::paragraph::WIDTH;
 
 /// Makes an estimate from 1,000 samples in a second.
 fn estimate(samples: u64, half: f64) -> Estimate {
@@ -325,13 +326,6 @@ fn wide_pages_have_bars_and_piped_ones_cut_nothing() {
     assert!(!text(usize::MAX).contains('█'));
     assert!(text(usize::MAX).contains(&"very_long_function_name_".repeat(4)));
     assert!(text(40).contains("  48.0 %  "), "{}", text(40));
-}
-
-#[test]
-fn a_number_and_its_unit_share_a_line() {
-    let mut text = String::new();
-    wrapped(&mut text, "it took 0.2 % of the time, in 12 ms.", "", 11);
-    assert_eq!(text, "it took\n  0.2 % of\n  the time,\n  in 12 ms.\n");
 }
 
 #[test]

@@ -7,7 +7,7 @@ use profile::report::{By, CodeLine, FunctionListing, Row, TreeNode};
 use super::source::{Call, Place, View};
 use crate::table::{CellValue, ScreenTable, TableColumn, TableRow, column};
 use crate::widgets::calls::{CALLS, CALLS_LAST, call_cells};
-use render::summary::wrapped;
+use render::paragraph::wrapped;
 use render::{by, with_module};
 
 /// Destination of the Enter key.

@@ -6,7 +6,7 @@ use display::units;
 use super::{RepeatedRuns, TIMES};
 use render::PageLayout;
 use render::boot::spread as table;
-use render::summary::{heading, wrapped};
+use render::paragraph::{heading, wrapped};
 use statistics::spread::ValueSpread;
 
 /// Formats times and shares of all runs.

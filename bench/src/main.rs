@@ -2,7 +2,7 @@
 //! answer, never on a slow one.
 
 use std::ffi::OsString;
-use std::path::{Path, PathBuf};
+use std::path::Path;
 
 use anyhow::{Context, bail};
 use sampler::bench::StoppedGuest;
@@ -15,7 +15,6 @@ mod child;
 mod crowd;
 mod dump;
 mod exits;
-mod fleet;
 mod guest;
 mod guest_sandbox;
 mod kick;
@@ -49,7 +48,7 @@ fn main() -> anyhow::Result<()> {
                 "usage: bench, or bench summary|functions|folded|page PROFILE, or bench merge DIRECTORY, \
                  or bench names FILE, or bench sandbox on|off, or bench attached-sandbox on/PID|off/PID, \
                  or bench attach, or bench managed, or bench pipeline, or bench agent, \
-                 or bench crowd VCPUS, or bench fleet LAKE HOURS PROFILE..."
+                 or bench crowd VCPUS"
             ),
         };
     }
@@ -58,14 +57,6 @@ fn main() -> anyhow::Result<()> {
     {
         let rate = rate.to_str().and_then(|rate| rate.parse().ok()).context("the rate is not a number")?;
         return attached::counting(Path::new(ram), rate);
-    }
-    if let [what, lake, host_hours, profiles @ ..] = arguments.as_slice()
-        && what == "fleet"
-    {
-        let host_hours =
-            host_hours.to_str().and_then(|hours| hours.parse().ok()).context("not a number of hours")?;
-        let profiles: Vec<_> = profiles.iter().map(PathBuf::from).collect();
-        return fleet::write(Path::new(lake), host_hours, &profiles);
     }
     if arguments == ["managed"] {
         println!("{}", table::HEADER);

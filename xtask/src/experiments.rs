@@ -36,13 +36,8 @@ pub fn run(options: &ExperimentsArgs) -> Result<ExitCode> {
     let tools = GuestTools::build(&line)?;
     line.end();
     let documents = workspace::root()?.join("docs");
-    let status = tools
-        .cargo()
-        .args(["run", "--quiet", "--package", "experiments", "--"])
-        .arg(documents)
-        .arg(options.runs.to_string())
-        .args(&options.names)
-        .status()
-        .context("cannot start cargo run")?;
-    Ok(exit_code(status))
+    let mut cargo = tools.cargo();
+    workspace::choose_lab(cargo.args(["run", "--quiet", "--package", "experiments"]))?;
+    cargo.arg("--").arg(documents).arg(options.runs.to_string()).args(&options.names);
+    Ok(exit_code(cargo.status().context("cannot start cargo run")?))
 }

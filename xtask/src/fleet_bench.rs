@@ -2,7 +2,7 @@
 //! written into docs/fleet.md.
 //!
 //! ```text
-//! vprof run, guests ──▶ profiles ──bench fleet──▶ lake of 100, 1,000, 10,000 hosts' hours
+//! vprof run, guests ──▶ profiles ───lab/fleet───▶ lake of 100, 1,000, 10,000 hosts' hours
 //!                          vprof fleet by DuckDB, Spark ──▶ times ──▶ docs/fleet.md, docs/fleet.svg
 //! ```
 
@@ -29,7 +29,7 @@ const PLOT: &str = "docs/fleet.svg";
 /// Engines' clients.
 const DUCKDB: &str = "duckdb-cli==1.5.6";
 const SPARK: &str = "pyspark==4.3.0";
-/// Day of the lake that `bench fleet` makes.
+/// Day of the lake that `lab/fleet` makes.
 const DAY: &str = "2025-11-24";
 /// The fleet of the arithmetic.
 const FLEET_HOSTS: u64 = 10_000;
@@ -222,8 +222,8 @@ impl FleetBench {
         let (lake, compact) = (stage.join("lake"), stage.join("compact"));
         let name = |what: &str| format!("{host_hours} hosts' hours: {what}");
         let mut generate = self.tools.cargo();
-        generate.args(["run", "--quiet", "--release", "--package", "bench", "fleet"]);
-        generate.arg(&lake).arg(host_hours.to_string()).args(profiles);
+        workspace::choose_lab(generate.args(["run", "--quiet", "--release", "--package", "fleet"]))?;
+        generate.arg("--").arg(&lake).arg(host_hours.to_string()).args(profiles);
         self.line.during(&name("writing"), || finished(&mut generate))?;
         let (files, bytes) = size(&lake)?;
         let duckdb = self.line.during(&name("DuckDB"), || self.ask("duckdb", &lake))?;

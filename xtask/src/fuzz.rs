@@ -54,8 +54,7 @@ struct FuzzPaths {
 impl FuzzPaths {
     fn new() -> Result<Self> {
         let root = workspace::root()?;
-        let target = std::env::var_os("CARGO_TARGET_DIR").map_or_else(|| root.join("target"), PathBuf::from);
-        Ok(Self { fuzz: root.join("fuzz"), built: target.join("fuzz") })
+        Ok(Self { fuzz: root.join("fuzz"), built: workspace::target(&root).join("fuzz") })
     }
 
     /// Returns the names of all targets, sorted: each has a program.

@@ -1,7 +1,7 @@
 //! `cargo xtask licences`: the dependencies' licences, and dependencies that are there in several versions.
 //!
-//! Reads `cargo metadata` and `cargo tree` alone: no network, no other program. The fuzz targets' own
-//! dependencies are not shipped and not checked.
+//! Reads `cargo metadata` and `cargo tree` alone: no network, no other program. What only `fuzz` or `lab`
+//! depends on is not shipped and not checked.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::process::ExitCode;

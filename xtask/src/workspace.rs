@@ -1,6 +1,7 @@
 //! The checkout that a command works on.
 
 use std::path::{Path, PathBuf};
+use std::process::Command;
 
 use anyhow::{Context as _, Result, ensure};
 
@@ -13,8 +14,21 @@ pub fn root() -> Result<PathBuf> {
 }
 
 fn root_above(directory: &Path) -> Option<&Path> {
-    // Not any workspace: fuzz/ has its own.
+    // Not any workspace: fuzz/ and lab/ have their own.
     directory.ancestors().find(|above| above.join("xtask/Cargo.toml").is_file())
+}
+
+/// Returns the directory of what cargo builds of a checkout.
+pub fn target(root: &Path) -> PathBuf {
+    std::env::var_os("CARGO_TARGET_DIR").map_or_else(|| root.join("target"), PathBuf::from)
+}
+
+/// Adds the choice of the workspace `lab` to a call of cargo. Its programs are built next to those of the
+/// main workspace, so that dependencies are built once for both.
+pub fn choose_lab(cargo: &mut Command) -> Result<()> {
+    let root = root()?;
+    cargo.arg("--manifest-path").arg(root.join("lab/Cargo.toml")).arg("--target-dir").arg(target(&root));
+    Ok(())
 }
 
 /// Returns a document with other text between the lines of its two marks.

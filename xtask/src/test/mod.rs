@@ -156,7 +156,8 @@ pub fn run(options: &TestArgs) -> Result<ExitCode> {
     if boot_guests && !timings.measure("Debian packages", || ensure(&line))? {
         return Ok(ExitCode::FAILURE);
     }
-    let build = || timings.measure("test programs", || TestPrograms::build(&packages));
+    let with_lab = options.all && packages.is_empty();
+    let build = || timings.measure("test programs", || TestPrograms::build(&packages, with_lab));
     // Fetching packages waits for the network, the compiler does not.
     let (programs, portable_host) = std::thread::scope(|scope| {
         let images = boot_guests

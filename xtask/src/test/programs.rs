@@ -8,6 +8,7 @@ use guest_images::cargo;
 use serde_json::Value;
 
 use crate::demo::GuestTools;
+use crate::workspace;
 
 /// The target with the tests of guests.
 const GUESTS: &str = "guests";
@@ -30,7 +31,7 @@ const FEATURES: &str = "workspace-features";
 /// The target that is the product.
 const VPROF: &str = "vprof";
 
-/// Every test program of the workspace, and the `vprof` of the same build.
+/// Every test program of the workspaces, and the `vprof` of the same build.
 #[derive(Debug)]
 pub struct TestPrograms {
     tests: Vec<TestProgram>,
@@ -54,19 +55,20 @@ pub struct TestProgram {
 impl TestPrograms {
     /// Builds all programs in one call, so that the features of dependencies are the same in each and no
     /// dependency is built twice. Programs that no test starts are built, too, because a lint may find
-    /// something only in them: code, for example, that nothing but a test uses.
+    /// something only in them: code, for example, that nothing but a test uses. `with_lab` adds those of the
+    /// workspace `lab`, in a call of their own.
     ///
     /// # Errors
     /// One does not compile.
-    pub fn build(packages: &[String]) -> Result<Self> {
-        let mut cargo = cargo();
-        choose(cargo.arg("build"), packages);
-        cargo.args(["--lib", "--bins", "--tests", "--examples"]);
-        cargo.args(["--message-format", "json-render-diagnostics"]);
-        let output = cargo.stderr(Stdio::inherit()).output().context("cannot start cargo build")?;
-        ensure!(output.status.success(), "cannot build the tests ({})", output.status);
-        let messages = String::from_utf8_lossy(&output.stdout);
-        let built: Vec<Value> = messages.lines().filter_map(|line| serde_json::from_str(line).ok()).collect();
+    pub fn build(packages: &[String], with_lab: bool) -> Result<Self> {
+        let mut main = cargo();
+        choose(main.args(["build", "--lib"]), packages);
+        let mut built = messages(main)?;
+        if with_lab {
+            let mut lab = cargo();
+            workspace::choose_lab(lab.args(["build", "--workspace"]))?;
+            built.extend(messages(lab)?);
+        }
         let vprof = built.iter().find_map(vprof);
         let tests = built.iter().filter_map(TestProgram::from_message).collect();
         Ok(Self { tests, vprof })
@@ -106,6 +108,15 @@ impl TestPrograms {
         let found = self.tests.iter().find(|program| program.target == GUESTS);
         found.context("cargo has built no tests of guests")
     }
+}
+
+/// Builds programs, tests and examples by a call of cargo, and returns its messages.
+fn messages(mut cargo: Command) -> Result<Vec<Value>> {
+    cargo.args(["--bins", "--tests", "--examples", "--message-format", "json-render-diagnostics"]);
+    let output = cargo.stderr(Stdio::inherit()).output().context("cannot start cargo build")?;
+    ensure!(output.status.success(), "cannot build the tests ({})", output.status);
+    let lines = String::from_utf8_lossy(&output.stdout);
+    Ok(lines.lines().filter_map(|line| serde_json::from_str(line).ok()).collect())
 }
 
 /// Returns the path of `vprof`, if the message reports it.

@@ -1,9 +1,12 @@
-//! A lake of many hosts, made of a few real profiles.
+//! Writes a lake of many hosts, made of a few real profiles.
+//!
+//! Called by `cargo xtask fleet-bench`: `fleet LAKE HOURS PROFILE...`.
 
+use std::ffi::OsString;
 use std::ops::Range;
 use std::path::{Path, PathBuf};
 
-use anyhow::{Context, ensure};
+use anyhow::{Context, bail, ensure};
 use export::lake::{HOUR_NS, KnownStacks, LakeProfile, LakeVm, LakeWindow, LakeWriter};
 use profile::Profile;
 use profile::report::RecordedSample;
@@ -17,6 +20,17 @@ const HOURS: u64 = 24;
 const FIRST_HOUR: u64 = 489_984;
 /// Ticks per second and vCPU by default of an agent.
 const RATE_HZ: f64 = 19.0;
+
+fn main() -> anyhow::Result<()> {
+    let arguments: Vec<OsString> = std::env::args_os().skip(1).collect();
+    let [lake, host_hours, profiles @ ..] = arguments.as_slice() else {
+        bail!("usage: fleet LAKE HOURS PROFILE...");
+    };
+    let host_hours =
+        host_hours.to_str().and_then(|hours| hours.parse().ok()).context("not a number of hours")?;
+    let profiles: Vec<_> = profiles.iter().map(PathBuf::from).collect();
+    write(Path::new(lake), host_hours, &profiles)
+}
 
 /// A profile, and how it becomes an hour.
 struct Source {
@@ -61,7 +75,7 @@ impl Source {
 
 /// Writes a lake of `host_hours` hours of hosts with a machine each, which is as busy as one of the profiles,
 /// drawn at random, and sampled at 19 Hz.
-pub fn write(lake: &Path, host_hours: u64, profiles: &[PathBuf]) -> anyhow::Result<()> {
+fn write(lake: &Path, host_hours: u64, profiles: &[PathBuf]) -> anyhow::Result<()> {
     let workers = std::thread::available_parallelism().map_or(1, usize::from) as u64;
     std::thread::scope(|scope| {
         let part =

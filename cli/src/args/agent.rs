@@ -30,7 +30,7 @@ end of each window of the clock. A window becomes one Parquet file for each of t
 tasks and vms, as v1/TABLE/day=YYYY-MM-DD/hour=HH/HOST-YYYYMMDDTHH-N.parquet in a directory or a bucket, which SQL engines \
 read together. Receivers of OpenTelemetry profiles get each recording of a window as requests of OTLP 1.10.0 \
 (v1development). Recordings are in the spool until their window is over and each sink has it: what an agent that was \
-killed has left is sent at the next start. docs/fleet.md has the columns, and examples of queries.
+killed has left is sent at the next start. docs/fleet.md has the columns; `vprof fleet top --engine print` shows a query.
 
 A bucket is reached by the variables AWS_* of the environment (AWS_ACCESS_KEY_ID, AWS_SECRET_ACCESS_KEY, AWS_REGION, \
 AWS_ENDPOINT_URL; http:// only with AWS_ALLOW_HTTP=true), or by the role of the machine. Headers for receivers of \

@@ -21,7 +21,7 @@ Examples:
 const NOTES: &str = "\
 The engine is a separate program that reads the Parquet files of `vprof agent`; vprof gives it SQL and shows the \
 answer. `duckdb` is DuckDB's command line, `spark` and `spark://HOST:PORT` are Spark's `spark-sql`. Intervals (95 %) are by \
-the differences between hosts: with one host there is none. The SQL is in docs/fleet.md.
+the differences between hosts: with one host there is none. `--engine print` shows the SQL.
 
 Exit codes: 0 done; 1 the engine failed, or there is no such program or lake; 2 the command line is wrong.";
 

@@ -14,6 +14,9 @@ mod filter;
 #[cfg(feature = "fleet")]
 mod fleet;
 mod image;
+#[cfg(test)]
+#[cfg(feature = "fleet")]
+mod keys;
 mod mem;
 mod merge;
 mod open;
@@ -390,7 +393,7 @@ pub struct StatArgs {
     #[arg(default_value = DEFAULT_PROFILE)]
     pub profile: PathBuf,
 
-    /// Show what came since the last time again and again, until the run ends
+    /// Show the changes since the last refresh, repeatedly, until the run ends
     #[arg(long)]
     pub live: bool,
 
@@ -398,7 +401,7 @@ pub struct StatArgs {
     #[arg(short = '1', long, conflicts_with = "live")]
     pub once: bool,
 
-    /// Time between two readings of a run in progress
+    /// Time between two refreshes for a run in progress
     #[arg(short = 'd', long, value_name = "TIME", default_value = "1s", value_parser = positive_time)]
     pub display: Duration,
 

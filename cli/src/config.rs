@@ -398,29 +398,6 @@ mod tests {
         }
     }
 
-    /// docs/config.md has every key of every command, and no other.
-    #[test]
-    fn every_key_is_documented() {
-        let path = concat!(env!("CARGO_MANIFEST_DIR"), "/../docs/config.md");
-        let document = std::fs::read_to_string(path).unwrap();
-        let sections: Vec<&str> = document.split("\n### ").skip(1).collect();
-        for command in Cli::command().get_subcommands().filter(|command| !command.is_hide_set()) {
-            let heading = format!("`[{}]`", command.get_name());
-            let documented: Vec<&str> = sections
-                .iter()
-                .filter(|section| section.lines().next().is_some_and(|line| line.contains(&heading)))
-                .flat_map(|section| section.lines())
-                .filter_map(|line| line.strip_prefix("| `")?.split('`').next())
-                .collect();
-            let visible = command.get_arguments().filter(|arg| !arg.is_hide_set()).filter_map(Arg::get_long);
-            let mut keys: Vec<&str> = visible.filter(|key| *key != "help").collect();
-            let mut documented_sorted = documented.clone();
-            keys.sort_unstable();
-            documented_sorted.sort_unstable();
-            assert_eq!(documented_sorted, keys, "{heading}");
-        }
-    }
-
     #[test]
     fn a_value_that_the_option_refuses_is_refused() {
         let error = parsed("[run]\nrate = 1000000", &["vprof", "run", "x.img"]).unwrap_err().to_string();

@@ -33,11 +33,15 @@ pub fn command(args: &DocsArgs) -> Result<ExitCode, Error> {
     Ok(ExitCode::Done)
 }
 
+/// Returns the names of the documents, each with its title.
+pub fn titles() -> impl Iterator<Item = (&'static str, &'static str)> {
+    let title = |text: &'static str| text.lines().next().unwrap_or_default().trim_start_matches("# ");
+    DOCUMENTS.iter().map(move |(name, text)| (*name, title(text)))
+}
+
 /// Formats the names with the documents' titles.
 fn list() -> String {
-    let title = |text: &'static str| text.lines().next().unwrap_or_default().trim_start_matches("# ");
-    let line = |(name, text): &(&str, &'static str)| format!("  {name:<14}{}\n", title(text));
-    let lines: String = DOCUMENTS.iter().map(line).collect();
+    let lines: String = titles().map(|(name, title)| format!("  {name:<14}{title}\n")).collect();
     format!("`vprof docs NAME` shows one of these:\n{lines}")
 }
 

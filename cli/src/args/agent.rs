@@ -48,7 +48,7 @@ const LONGEST_LABEL: usize = 200;
 #[command(before_help = EXAMPLES, after_help = NOTES, help_template = TEMPLATE)]
 pub struct AgentArgs {
     /// Sink of the windows: a directory or s3://BUCKET/PREFIX for Parquet files, or a receiver of
-    /// OpenTelemetry profiles (otlp+http://HOST:4318, with TLS otlp+https://); repeatable
+    /// OpenTelemetry profiles (otlp+http://HOST:4318, with TLS otlp+https://); repeatable (docs/fleet.md)
     #[arg(long, default_value = "/var/lib/vprof/lake", value_name = "SINK")]
     pub to: Vec<SinkAddress>,
 

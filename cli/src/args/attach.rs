@@ -147,7 +147,8 @@ pub struct VmArgs {
     #[arg(long, value_name = "HOST:PORT", help_heading = "Guest", conflicts_with_all = ["vm", "name"])]
     pub gdb: Option<String>,
 
-    /// Way of sampling: by the host's kernel (`bpf`), or by vprof, which stops the vCPU (`ptrace`)
+    /// Way of sampling: by the host's kernel (`bpf`), by vprof, which stops the vCPU (`ptrace`), or by the
+    /// kernel where possible (`auto`)
     #[arg(
         long,
         value_enum,
@@ -216,8 +217,8 @@ pub struct AttachArgs {
     pub half: HalfStart,
 
     /// Report a stall of the guest within seconds, with the stacks of all vCPUs and blocked tasks: all
-    /// conditions, or a list like `irqs-off,blocked-task:60s`, each with the time after which it counts;
-    /// below. Exit code 3 if there was one. With --json a line for each
+    /// conditions, or a list like `irqs-off,blocked-task:60s`, each with the time after which it counts
+    /// (docs/watch.md). Exit code 3 if there was one. With --json a line for each
     #[arg(long, value_name = "CONDITION[:TIME],...", num_args = 0..=1, require_equals = true,
         default_missing_value = "all", help_heading = "Watch",
         add = ArgValueCompleter::new(completion::watch_conditions))]

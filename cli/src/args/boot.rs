@@ -51,12 +51,12 @@ not met (vprof prints the first one); 4 no usable hypervisor. docs/boot.md has a
 #[command(mut_arg("repeat", |arg| arg.help("Boot this many times, each a separate run; profiles are NAME.1.vprof, ...")))]
 #[command(mut_arg("json", |arg| arg.help("Print the result as JSON (docs/json.md)")))]
 pub struct BootArgs {
-    /// The guest is up when a line of its console has a match of this
+    /// The guest is up when a line of its console matches this
     #[arg(long, value_name = "REGEX", value_parser = parse_pattern, help_heading = "Expectations",
         conflicts_with_all = ["until_process", "until_unit", "until_started", "until_end"])]
     pub until: Option<Condition>,
 
-    /// The guest is up when it has a process of this name
+    /// The guest is up when it has a process with this name
     #[arg(long, value_name = "NAME", help_heading = "Expectations",
         conflicts_with_all = ["until_unit", "until_started", "until_end"])]
     pub until_process: Option<String>,

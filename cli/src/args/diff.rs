@@ -48,11 +48,11 @@ pub struct DiffArgs {
     #[arg(value_name = "AFTER", conflicts_with_all = ["before", "after"])]
     pub second: Option<PathBuf>,
 
-    /// Several profiles before
+    /// Several profiles from before the change
     #[arg(long, value_name = "FILE", num_args = 1.., requires = "after")]
     pub before: Vec<PathBuf>,
 
-    /// Several profiles after
+    /// Several profiles from after the change
     #[arg(long, value_name = "FILE", num_args = 1.., requires = "before")]
     pub after: Vec<PathBuf>,
 
@@ -61,8 +61,9 @@ pub struct DiffArgs {
     #[arg(long, default_value = "function", value_name = "WHAT", value_parser = by_parser())]
     pub by: SharesBy,
 
-    /// Exit with code 3 if CPU time per run has grown by more than chance and more than this: a part of the
-    /// time before, like 5%, or a time, like 50ms; or if the share of any row has, in points, like 5pt
+    /// Exit with code 3 if CPU time per run has grown by more than this, and the growth exceeds chance. The
+    /// limit is a part of the earlier time, like 5%, or a time, like 50ms. A limit in points, like 5pt,
+    /// applies to the share of any row instead
     #[arg(long, value_name = "LIMIT", value_parser = parse_limit)]
     pub fail_above: Option<GrowthLimit>,
 

@@ -70,7 +70,7 @@ pub struct ExportArgs {
     #[arg(long, value_name = "PROFILE")]
     pub base: Option<PathBuf>,
 
-    /// No progress, only errors
+    /// Print no progress, only errors
     #[arg(long, short = 'q')]
     pub quiet: bool,
 

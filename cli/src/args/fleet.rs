@@ -89,7 +89,7 @@ pub struct FleetArgs {
     #[arg(long, value_name = "KEY=VALUE")]
     pub before: Vec<Selector>,
 
-    /// The other side; as --before
+    /// The other side, as --before
     #[arg(long, value_name = "KEY=VALUE")]
     pub after: Vec<Selector>,
 

@@ -30,7 +30,8 @@ Exit codes: 0 done; 1 failed; 2 the command line is wrong.";
     before_help = EXAMPLES,
     after_help = NOTES,
     help_template = TEMPLATE,
-    mut_arg("engine", |arg| arg.help("Way to find the guest's kernel: by the host's kernel (`bpf`), or by stops of a vCPU (`ptrace`)"))
+    mut_arg("engine", |arg| arg.help("Way to find the guest's kernel: by the host's kernel (`bpf`), by stops of a vCPU (`ptrace`), \
+        or by the kernel where possible (`auto`)"))
 )]
 pub struct MemArgs {
     /// The virtual machine.

@@ -38,7 +38,7 @@ pub struct OpenArgs {
     #[arg(long, value_name = "PROFILE")]
     pub base: Option<PathBuf>,
 
-    /// No progress, only errors and the path of the page
+    /// Print no progress, only errors and the path of the page
     #[arg(long, short = 'q')]
     pub quiet: bool,
 }

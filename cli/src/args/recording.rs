@@ -36,14 +36,14 @@ pub struct RecordingArgs {
     #[arg(long, value_name = "N", help_heading = "Sampling")]
     pub seed: Option<u64>,
 
-    /// Frames of a call stack, at most; 0 takes no stacks, which costs less
+    /// Maximum number of frames of a call stack; 0 records no stacks, which costs less
     #[arg(long, value_name = "FRAMES", default_value_t = 127, value_parser = clap::value_parser!(u16).range(0..=1024),
         help_heading = "Sampling")]
     pub depth: u16,
 
     /// Mean rate of task-state sampling, in scans per second: 0.1 to 1000, at random times; 0 turns it off.
-    /// Each scan reads the state of all tasks, to estimate the time in each state. The rate falls where scans
-    /// would take more than 2 % of a CPU
+    /// Each scan reads the state of all tasks in a separate thread, to estimate the time in each state. The
+    /// rate falls where scans would take more than 2 % of a CPU
     #[arg(long, default_value = "10", value_name = "HZ", value_parser = parse_task_rate, help_heading = "Sampling")]
     pub task_rate: f64,
 
@@ -57,11 +57,12 @@ pub struct RecordingArgs {
     #[arg(long, short = 'd', value_name = "TIME", value_parser = positive_time, help_heading = "Sampling")]
     pub duration: Option<Duration>,
 
-    /// Sample only from this condition on, like `process:gzip` or `console:login:`; below
+    /// Start sampling when this condition is met, like `process:gzip` or `console:login:`; docs/boot.md lists
+    /// the conditions
     #[arg(long, value_name = "CONDITION", help_heading = "Sampling")]
     pub start_when: Option<Condition>,
 
-    /// Stop sampling once this condition is met after the start, like `process-end:gzip`; below
+    /// Stop sampling when this condition is met after the start, like `process-end:gzip`
     #[arg(long, value_name = "CONDITION", help_heading = "Sampling")]
     pub stop_when: Option<Condition>,
 
@@ -118,7 +119,7 @@ pub struct RecordingArgs {
     #[arg(long, help_heading = "Output")]
     pub json: bool,
 
-    /// No progress and no summary, only errors
+    /// Print no progress and no summary, only errors
     #[arg(long, short = 'q', conflicts_with = "verbose", help_heading = "Output")]
     pub quiet: bool,
 

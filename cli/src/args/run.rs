@@ -115,32 +115,31 @@ pub struct RunArgs {
     #[arg(long, help_heading = "Guest")]
     pub snapshot: bool,
 
-    /// The guest sees read-only disks
+    /// Make all disks read-only in the guest
     #[arg(long, conflicts_with = "snapshot", help_heading = "Guest")]
     pub read_only: bool,
 
     /// Give the guest a network card (eth0): `tap[=NAME]` is an interface of this host, vprof0 by default,
     /// created for the run if it does not exist; `passt` reaches what this host reaches and needs no root.
-    /// `,mac=02:00:00:00:00:01`
-    /// sets the card's address
+    /// `,mac=02:00:00:00:00:01` sets the card's address
     #[arg(long, value_name = "NETWORK", value_parser = parse_network, help_heading = "Guest")]
     pub net: Option<NetworkChoice>,
 
-    /// Output of the guest's console: `-` (standard output, with keys from the terminal), `none`, or a FILE.
-    /// Default: `-` with a command, else `none`. Under systemd a command needs no console, so the default is
-    /// `none`. The profile always has the console
+    /// Destination of the guest's console: `-` (standard output, with keys from the terminal), `none`, or a
+    /// FILE. Default: `-` with a command, else `none`: the terminal shows the progress, and Ctrl-C ends the
+    /// run. With a command under systemd the default is `none`: the command's output is not on the console,
+    /// and is always shown. The profile always has the console's output
     #[arg(long, value_name = "WHERE", help_heading = "Guest")]
     pub console: Option<PathBuf>,
 
-    /// The device that is the guest's console: `serial` has every message from the first on; `virtio` (hvc0)
-    /// costs an exit for a buffer, not for each byte, and shows nothing before the guest has loaded its
-    /// driver
+    /// Device of the guest's console: `serial` has every message from the first on; `virtio` (hvc0) costs one
+    /// exit per buffer, not per byte, and shows nothing before the guest has loaded its driver
     #[arg(long, value_enum, default_value_t, value_name = "DEVICE", help_heading = "Guest")]
     pub console_device: ConsoleDevice,
 
-    /// Host of the guest: `kvm` is this machine's own, `portable` a software-emulated host with KVM in it
+    /// Host of the guest: `kvm` is this machine's own KVM, `portable` a software-emulated host with KVM in it
     /// (slow, works everywhere), `tcg` QEMU's software emulation without KVM (no exits, no exact mode),
-    /// `auto` the first of `kvm` and `portable` that works
+    /// `auto` the first of `kvm` and `portable` that works (docs/hosts.md)
     #[arg(long, value_parser = host_parser(), default_value = "auto", value_name = "HOST", help_heading = "Host")]
     pub host: HostChoice,
 
@@ -158,9 +157,9 @@ pub struct RunArgs {
     #[arg(long, value_name = "WHAT", value_parser = policy_parser(), default_value = "on", help_heading = "Host")]
     pub seccomp: SyscallPolicy,
 
-    /// Begin again, with a new profile, when the portable host's emulation has failed, at most N times
-    /// [without =N: 1]. If it fails before anything is measured, the run begins again in any case, at most
-    /// twice
+    /// Begin the run again, with a new profile, when the portable host's emulation has failed, at most N
+    /// times [without =N: 1]. If it fails before anything is measured, the run begins again in any case, at
+    /// most twice (docs/hosts.md)
     #[arg(long, value_name = "N", num_args = 0..=1, require_equals = true, default_missing_value = "1",
         value_parser = clap::value_parser!(u32).range(0..=100), help_heading = "Host")]
     pub retry: Option<u32>,
@@ -172,7 +171,7 @@ pub struct RunArgs {
 
     /// Record each call of this function of the guest's kernel: time, process, arguments, callers;
     /// repeatable, up to 16 functions. The run fails if the kernel has no such function, or if it cannot be
-    /// traced. Costs an exit per call; `vprof report --trips` shows the calls
+    /// traced. Costs an exit per call; `vprof report --trips` shows the calls (docs/trip.md)
     #[arg(long, value_name = "FUNCTION", value_parser = trip_parser, help_heading = "Sampling")]
     pub trip: Vec<String>,
 

@@ -1,30 +1,30 @@
 //! Ticks of a virtual machine that runs under another VMM: QEMU, Firecracker, Cloud Hypervisor, crosvm, vprof
 //! itself.
 //!
-//! The VMM needs no cooperation and is not modified. A vCPU's thread is recognized by its system call, its
-//! registers come through the page that KVM shares with the VMM, and the guest's memory is read out of the
-//! VMM's memory.
+//! The VMM needs no cooperation and is not modified. Three engines take a sample; [`Attachment`] is their one
+//! interface, and `auto` takes the first that works, because the cheapest one needs most from the host:
 //!
 //! ```text
+//!  bpf (the default)   BPF_PROG_TEST_RUN on the vCPU's CPU ──▶ interrupt ──▶ the program `tick` copies
+//!                      registers and memory into an array that this process maps; no thread is stopped
+//!  ptrace              thread blocked in KVM_RUN?  yes ──▶ halted: counted, not stopped
+//!                                                  no  ──▶ PTRACE_SEIZE, PTRACE_INTERRUPT, registers in
+//!                                                          kvm_run, memory, PTRACE_DETACH
+//!  gdb                 stop and registers of all vCPUs through QEMU's GDB stub
+//!
 //!  /proc/PID/fd ──▶ descriptors of vCPUs ──▶ their threads, by their KVM_RUN ([`Target::find`])
 //!                                    └─────▶ kvm_run, mapped here
-//!  due: thread blocked in KVM_RUN?  yes ──▶ halted: counted, not stopped
-//!                                   no  ──▶ PTRACE_SEIZE, PTRACE_INTERRUPT
-//!                                           registers in kvm_run, memory
-//!                                           PTRACE_DETACH
 //!  /proc/PID/maps ──▶ possible layouts ──▶ the one that the guest's own kernel proves ([`ForeignMemory`])
 //! ```
 //!
-//! Between two ticks nothing is attached, so a vprof that is killed leaves the VMM as it was. Within a stop
-//! the kernel resumes the thread by itself. A vprof that is stopped within a stop is killed by its guard
-//! ([`keep_guard`]).
+//! A vprof that is killed leaves the VMM as it was: the kernel detaches the programs of `bpf`, and resumes a
+//! thread that `ptrace` holds. A vprof that is stopped within a stop is killed by its guard ([`keep_guard`]).
 //!
 //! # Modules
 //!
-//! Imports go downwards:
-//!
 //! ```text
-//! attachment                        both engines, one interface
+//! attachment                        all engines, one interface
+//! bpf                               samples of the host's kernel; the largest folder
 //! ticker  gdb  watch                threads: ticks by ptrace, ticks by a stub, the watcher
 //! job_control                       Ctrl-Z
 //! target                            a process with vCPUs

@@ -3,8 +3,8 @@
 //! Off unless the user set `DEBUGINFOD_URLS`. Shares the cache of debuginfod-find, so that files that gdb
 //! fetched are not fetched again: `CACHE/BUILDID/debuginfo`, empty when servers did not have it.
 //!
-//! A crate for itself: it has the only connection to other machines, with TLS, and the process with the guest
-//! does not call it.
+//! A crate for itself, because it talks to other machines, with TLS, and the process with the guest must not.
+//! Only the crate `upload` does so, too.
 
 #![warn(clippy::print_stdout, clippy::print_stderr)]
 

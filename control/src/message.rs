@@ -77,7 +77,7 @@ pub enum Then {
     /// It ends.
     End,
     /// It continues, unsampled.
-    GoOn,
+    Continue,
 }
 
 fn half_a_second() -> u64 {

@@ -43,7 +43,7 @@ pub fn seeds() -> Vec<Vec<u8>> {
         Request::Watch { view: View::default(), every_ms: 250 },
         Request::Start { when: Some("process:gzip".to_owned()) },
         Request::Stop { when: Some("console:^a(b|c)+$".to_owned()), then: Some(Then::End) },
-        Request::Stop { when: Some("time:1.5s".to_owned()), then: Some(Then::GoOn) },
+        Request::Stop { when: Some("time:1.5s".to_owned()), then: Some(Then::Continue) },
         Request::Rate { hz: 50.0 },
         Request::Mark { text: "here".to_owned() },
         Request::Write,

@@ -50,7 +50,7 @@ use crate::stage::Stage;
 use crate::systemd::Receiver;
 
 /// Data that such a guest does not have, as a sentence of the profile.
-const NOT_HAD: &str = "the guest runs in QEMU without KVM, and a GDB stub stops all vCPUs together: how a vCPU's time divides \
+const UNAVAILABLE: &str = "the guest runs in QEMU without KVM, and a GDB stub stops all vCPUs together: how a vCPU's time divides \
                        into guest, halted and vmm is estimated by samples; exits, KVM's counters and interrupts that \
                        devices raise are not known";
 
@@ -281,7 +281,7 @@ impl StartedQemu {
         let Link { mut stop, mut input, mut control, console, output, read: _, phase, notes: _ } = link;
         let [output, _] = output;
         let vcpus = spec.machine.vcpus;
-        let own = [("not_had", NOT_HAD), (ONE_CLOCK, "1"), ("qemu", version.as_str())];
+        let own = [("unavailable", UNAVAILABLE), (ONE_CLOCK, "1"), ("qemu", version.as_str())];
         let own = own.map(|(key, value)| (key.to_owned(), value.to_owned()));
         let meta = spec.meta.iter().cloned().chain(own).collect();
         resident::give_back_at_once();

@@ -21,7 +21,7 @@ const STATES: [&str; 7] = ["guest", "halted", "waiting", "kvm", "vmm", "sampler"
 pub fn render(stat: &Stat, rows: usize, page: PageLayout) -> String {
     let mut text = title(stat, page);
     vcpus(&mut text, stat, page);
-    if let Some(what) = &stat.not_had {
+    if let Some(what) = &stat.unavailable {
         let _ = writeln!(text, "\nnot known: {}", escaped(what));
     }
     exits(&mut text, stat, rows, page);
@@ -76,7 +76,7 @@ fn vcpus(text: &mut String, stat: &Stat, page: PageLayout) {
         let state = |name| part(vcpu.states.get(name).copied().unwrap_or(0), vcpu.wall_ns);
         let mut cells = vec![vcpu_name((vcpu.id, vcpu.number), vcpu.vm.as_deref())];
         cells.extend(STATES.map(state));
-        let unknown = stat.not_had.is_some() && stat.exits.is_empty();
+        let unknown = stat.unavailable.is_some() && stat.exits.is_empty();
         let exits = if unknown { "-".to_owned() } else { units::count(vcpu.exits) };
         cells.extend([units::brief(vcpu.wall_ns), exits]);
         table.row(cells);
@@ -108,7 +108,7 @@ fn exits(text: &mut String, stat: &Stat, rows: usize, page: PageLayout) {
         return;
     }
     // Those of an attached machine go to another VMM, or to KVM alone.
-    let whose = if stat.not_had.is_some() { "Exits" } else { "Exits to vprof" };
+    let whose = if stat.unavailable.is_some() { "Exits" } else { "Exits to vprof" };
     let name = format!("{whose}, from exit to next entry");
     heading(text, page, &name, exits.len().saturating_sub(rows));
     let names =

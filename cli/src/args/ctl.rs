@@ -90,7 +90,7 @@ pub enum CtlCommand {
         /// Only when this condition is met; see `vprof run --help`
         #[arg(long, value_name = "CONDITION")]
         when: Option<Condition>,
-        /// End of sampling: end the run, or let it continue [default: go-on]
+        /// End of sampling: end the run, or let it continue [default: continue]
         #[arg(long, value_parser = then_parser(), value_name = "WHAT", requires = "when")]
         then: Option<Then>,
     },

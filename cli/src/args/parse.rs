@@ -298,7 +298,7 @@ pub fn policy_parser() -> impl TypedValueParser<Value = SyscallPolicy> {
 
 /// Returns the parser of `--then`.
 pub fn then_parser() -> impl TypedValueParser<Value = Then> {
-    named(&[("end", "The run ends", Then::End), ("go-on", "The run continues, unsampled", Then::GoOn)])
+    named(&[("end", "The run ends", Then::End), ("continue", "The run continues, unsampled", Then::Continue)])
 }
 
 /// Returns the parser of `--clock`.

@@ -66,8 +66,8 @@ pub struct RecordingArgs {
     #[arg(long, value_name = "CONDITION", help_heading = "Sampling")]
     pub stop_when: Option<Condition>,
 
-    /// Action when the condition of --stop-when is met [default: `end`; with `-- CMD` `go-on`, for its exit
-    /// code]
+    /// Action when the condition of --stop-when is met [default: `end`; with `-- CMD` `continue`, for its
+    /// exit code]
     #[arg(long, value_parser = then_parser(), value_name = "WHAT", requires = "stop_when", help_heading = "Sampling")]
     pub then: Option<Then>,
 

@@ -190,7 +190,7 @@ impl RunArgs {
     /// Returns the conditions that the run waits for from its start on.
     pub fn triggers(&self) -> Vec<RunTrigger> {
         // A command's exit code is wanted.
-        self.recording.triggers(if self.command.is_empty() { Then::End } else { Then::GoOn })
+        self.recording.triggers(if self.command.is_empty() { Then::End } else { Then::Continue })
     }
 }
 

@@ -173,7 +173,7 @@ fn a_profile_of_a_vm_that_runs_already() {
 
     let mut ask = vprof(["stat"]);
     let stat = json(&ask.arg(&profile).arg("--json").output().unwrap());
-    assert!(stat["not_had"].as_str().unwrap().contains("not known"), "{stat}");
+    assert!(stat["unavailable"].as_str().unwrap().contains("not known"), "{stat}");
     for vcpu in stat["vcpus"].as_array().unwrap() {
         let ns = |value: &Value| value.as_u64().unwrap();
         let wall = ns(&vcpu["wall_ns"]);

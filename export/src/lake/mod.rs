@@ -367,7 +367,7 @@ fn vm_row<'a>(
         other_samples: totals.other_samples,
         lost: totals.lost,
         missing: contents.missing(),
-        not_had: meta("not_had"),
+        unavailable: meta("unavailable"),
         dropped_windows: window.dropped_windows,
         agent_cpu_ns: vm.agent_cpu_ns,
         agent_memory_bytes: vm.agent_memory_bytes,

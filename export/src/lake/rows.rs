@@ -118,7 +118,7 @@ table_row! {
         other_samples: u64,
         lost: u64,
         missing: String,
-        not_had: String,
+        unavailable: String,
         dropped_windows: u64,
         agent_cpu_ns: u64,
         agent_memory_bytes: u64,

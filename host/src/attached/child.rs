@@ -39,11 +39,11 @@ use crate::resident;
 use crate::spec::{DiskSpec, GuestEnd, Outcome};
 
 /// Data that a profile of an attached machine lacks, after what else its engine does not count.
-const NOT_HAD: &str = "the names of devices, interrupts that they raise, and the console are not known of a VM under another VMM";
+const UNAVAILABLE: &str = "the names of devices, interrupts that they raise, and the console are not known of a VM under another VMM";
 /// The same of a machine whose times in the VMM are not counted.
 const ESTIMATED: &str = "; its time in the VMM is estimated by samples";
 /// Data that a profile through a stub lacks.
-const NOT_HAD_BY_STUB: &str = "a GDB stub stops all vCPUs together and reports nothing between two stops: how a vCPU's time divides \
+const UNAVAILABLE_BY_STUB: &str = "a GDB stub stops all vCPUs together and reports nothing between two stops: how a vCPU's time divides \
                                into guest, halted and vmm is estimated by samples, with what it waits for the host in `guest`; \
                                exits, interrupts that devices raise, and the console are not known";
 
@@ -211,7 +211,7 @@ struct FoundMachine {
     /// Name of the means by which it is sampled, and the reason as a sentence.
     engine: (&'static str, String),
     /// Data that the profile lacks, as a sentence.
-    not_had: String,
+    unavailable: String,
     /// Events of the profile: kind and sentence.
     notes: Vec<(&'static str, String)>,
     /// Counts of the vCPUs.
@@ -290,9 +290,9 @@ impl FoundMachine {
         let (counts, host_names) = (target.counts(), target.take_host_names());
         let uncounted = target.uncounted();
         let estimated = if target.counts_vmm_times() { "" } else { ESTIMATED };
-        let not_had = format!("{uncounted}{NOT_HAD}{estimated}");
+        let unavailable = format!("{uncounted}{UNAVAILABLE}{estimated}");
         let machine = Machine::Process(Box::new(target));
-        Self { machine, vm, by, engine, not_had, notes, counts, host_names }
+        Self { machine, vm, by, engine, unavailable, notes, counts, host_names }
     }
 
     fn through_stub(target: GdbTarget) -> Self {
@@ -308,9 +308,9 @@ impl FoundMachine {
         let by = format!("through {stub}{}, {memory}", under.unwrap_or_default());
         let vm = AttachedVm { label, sentences };
         let engine = ("gdb", format!("{stub} stops all vCPUs for samples: --gdb"));
-        let (machine, not_had) = (Machine::Stub(Box::new(target)), NOT_HAD_BY_STUB.to_owned());
+        let (machine, unavailable) = (Machine::Stub(Box::new(target)), UNAVAILABLE_BY_STUB.to_owned());
         let (notes, counts, host_names) = (Vec::new(), Vec::new(), None);
-        Self { machine, vm, by, engine, not_had, notes, counts, host_names }
+        Self { machine, vm, by, engine, unavailable, notes, counts, host_names }
     }
 }
 
@@ -400,7 +400,7 @@ async fn profile(
     connection: &Connection,
     link: Link,
 ) -> Result<Outcome, ChildError> {
-    let FoundMachine { mut machine, vm, by, engine, not_had, mut notes, counts, host_names } = found;
+    let FoundMachine { mut machine, vm, by, engine, unavailable, mut notes, counts, host_names } = found;
     let Link { mut stop, mut input, mut control, phase, .. } = link;
     machine.prove();
     machine.take_over(connection, &stop).await?;
@@ -421,7 +421,7 @@ async fn profile(
         ("engine", Some(engine.0.to_owned())),
         ("engine_reason", Some(engine.1)),
         ("pid", machine.process().map(|process| process.pid().to_string())),
-        ("not_had", Some(not_had)),
+        ("unavailable", Some(unavailable)),
         // Behind a stub all vCPUs stop at once.
         (ONE_CLOCK, one_clock.then(|| "1".to_owned())),
         ("sandbox", Some(sandbox)),

@@ -183,7 +183,7 @@ fn meta(sources: &[Source], (first_ns, duration_ns): (u64, u64)) -> BTreeMap<Str
         ("host", mixed("host")),
         ("vcpus", vcpus.to_string()),
         ("samples_without_stack", sum("samples_without_stack").to_string()),
-        ("not_had", format!("Exits, interrupts and KVM's counters are not shown: {ONE_VM}.")),
+        ("unavailable", format!("Exits, interrupts and KVM's counters are not shown: {ONE_VM}.")),
         ("exact_missing", ONE_VM.to_owned()),
         ("task_scan_missing", ONE_VM.to_owned()),
     ];
@@ -205,7 +205,7 @@ fn write_meta(connection: &Connection, meta: &BTreeMap<String, String>) -> rusql
 /// Returns the sentences about a source that readers of the merged profile must see.
 fn warnings(source: &Source) -> impl Iterator<Item = String> {
     let ended = (!source.is_complete()).then(|| "its run did not end properly".to_owned());
-    let missing = source.meta.get("not_had").cloned();
+    let missing = source.meta.get("unavailable").cloned();
     let emulated = source.meta.get("host").is_some_and(|host| is_emulated(host));
     let emulated = emulated.then(|| "its host was emulated: its times are not those of a machine".to_owned());
     ended.into_iter().chain(missing).chain(emulated)

@@ -22,7 +22,7 @@ pub struct Stat {
     pub host: String,
     /// Figures that this host cannot provide, as a sentence: they are 0 or absent. `None` if all are
     /// available.
-    pub not_had: Option<String>,
+    pub unavailable: Option<String>,
     /// The guest's kernel release.
     pub kernel: Option<String>,
     /// False while the run is in progress, and if it was cut short.

@@ -36,7 +36,7 @@ fn read(connection: &Connection) -> rusqlite::Result<Stat> {
     let mut stat = Stat {
         version: text("version").unwrap_or_default(),
         host: text("host").unwrap_or_else(|| "unknown".to_owned()),
-        not_had: text("not_had"),
+        unavailable: text("unavailable"),
         kernel: text("kernel"),
         complete: text("complete").is_some_and(|value| value == "1"),
         from_s: 0.0,

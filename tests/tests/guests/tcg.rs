@@ -17,7 +17,7 @@ fn a_guest_without_kvm_has_names_a_console_and_its_exit_code() {
     let sandbox = run.query("SELECT value FROM meta WHERE key = 'sandbox'");
     assert_eq!(sandbox, [["rights, files, system calls"]]);
     assert!(report.process("spin").share > 0.0);
-    assert!(run.json(&["stat"])["not_had"].is_string());
+    assert!(run.json(&["stat"])["unavailable"].is_string());
 }
 
 #[test]

@@ -123,7 +123,7 @@ fn config_path() -> Option<(PathBuf, bool)> {
     Some((directory.join("vprof/config.toml"), false))
 }
 
-/// The command with the defaults of the file.
+/// The command line's definition, with the defaults that the configuration file sets.
 #[derive(Debug)]
 pub struct Configured {
     /// The command.

@@ -402,7 +402,7 @@ impl Target {
     }
 }
 
-/// Counts of a vCPU of another VMM.
+/// Counters that the host's kernel keeps for a vCPU of another VMM.
 #[derive(Debug)]
 pub struct VcpuCounts {
     /// KVM's counters, if the VMM has opened them for itself.

@@ -188,9 +188,8 @@ impl RecordingArgs {
         }
     }
 
-    /// Returns the conditions that the run waits for from its start on. `default_end` is the end of
-    /// sampling where
-    /// --then is not given.
+    /// Returns what --start-when and --stop-when wait for. `default_end` is what happens at the end of
+    /// sampling if --then is not given.
     pub fn triggers(&self, default_end: Then) -> Vec<RunTrigger> {
         let start = self.start_when.clone().map(RunTrigger::Start);
         let end = self.then.unwrap_or(default_end) == Then::End;

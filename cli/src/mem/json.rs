@@ -70,7 +70,7 @@ impl<R> HoldersJson<R> {
 }
 
 impl<'a> MemJson<'a> {
-    /// Makes the object.
+    /// Makes the object for the memory that was read of the VM with this name.
     pub fn new(vm: &'a str, read: &'a AttachedMemoryUse) -> Self {
         let memory = &read.memory;
         let parts = memory.counters.parts();

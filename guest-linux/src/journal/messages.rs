@@ -95,7 +95,7 @@ pub struct UnitMessage {
     pub step: UnitStep,
 }
 
-/// New state of a unit, or of all.
+/// A step of the boot that systemd logs: of one unit, or the end of all.
 #[derive(Debug, Clone, PartialEq, Eq, Hash)]
 pub enum UnitStep {
     /// The unit's start job runs.

@@ -165,10 +165,11 @@ impl ProbeSite {
     }
 }
 
-/// All places of one kernel.
+/// The places in the code of a kernel where probes can be, for example the no-op at the start of a traceable
+/// function.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct ProbeSites {
-    /// The places.
+    /// One for each event and for each watched function.
     pub sites: Vec<ProbeSite>,
     /// Reasons why some events cannot be seen; the others are useful without them.
     pub missing: Vec<Missing>,

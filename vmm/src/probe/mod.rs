@@ -118,7 +118,7 @@ pub enum WithdrawReason {
     Ended,
 }
 
-/// Result of the removal of probes.
+/// What came of a request to remove probes.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Withdrawal {
     /// Reason of the removal.

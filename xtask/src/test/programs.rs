@@ -186,7 +186,8 @@ impl TestProgram {
 
     /// Returns the name for users: package and target.
     pub fn label(&self) -> String {
-        if self.package == self.target {
+        // Rust has no name with a hyphen.
+        if self.package.replace('-', "_") == self.target {
             format!("{} (units)", self.package)
         } else {
             format!("{} {}", self.package, self.target)

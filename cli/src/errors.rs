@@ -136,7 +136,7 @@ pub enum Error {
     #[error("{} is not a profile, and the profile of the run before would replace it: give a name with -o", Shown(.0))]
     OlderForeign(PathBuf),
     /// A profile has no data.
-    #[error("{} has no data: its run has just begun, or could not write, as on a full disk", Shown(.0))]
+    #[error("{}", ViewError::NoData(.0.clone()))]
     NoData(PathBuf),
     /// A file to inspect is not a disk image.
     #[error(

@@ -102,10 +102,8 @@ pub fn command(args: &ReportArgs) -> Result<ExitCode, Error> {
 fn browse(args: &ReportArgs) -> Result<ExitCode, Error> {
     check_terminal().map_err(|_| UsageError::NoScreen)?;
     let mut view = BrowseView::open(&args.profile, args.to_filter())?;
-    let runtime = tokio::runtime::Builder::new_current_thread()
-        .enable_all()
-        .build()
-        .map_err(|source| Error::System { action: "start the runtime", source })?;
+    let runtime =
+        control::runtime().map_err(|source| Error::System { action: "start the runtime", source })?;
     runtime.block_on(frame::show(&mut view, attach::stop_process))?;
     Ok(ExitCode::Done)
 }

@@ -33,7 +33,7 @@ pub use socket::Owner;
 /// Events that a run's runtime takes at once: it waits for a few descriptors. The default takes 12 KiB.
 const EVENTS: usize = 32;
 
-/// Makes the runtime of one end of a run.
+/// Makes the runtime of one end of a run, or of a view on a terminal.
 ///
 /// # Errors
 /// No descriptors are left.

@@ -45,6 +45,6 @@ pub enum ViewError {
     #[error(transparent)]
     Report(#[from] ReportError),
     /// The profile has no data.
-    #[error("{} has no data", display::message::Shown(.0))]
+    #[error("{} has no data: its run has just begun, or could not write, as on a full disk", display::message::Shown(.0))]
     NoData(PathBuf),
 }

@@ -17,10 +17,8 @@ use remote::RemoteRun;
 pub fn command(args: &TopArgs) -> Result<ExitCode, Error> {
     check()?;
     let found = place::connect(args.run.as_deref())?;
-    let runtime = tokio::runtime::Builder::new_current_thread()
-        .enable_all()
-        .build()
-        .map_err(|source| Error::System { action: "start the runtime", source })?;
+    let runtime =
+        control::runtime().map_err(|source| Error::System { action: "start the runtime", source })?;
     let mut state = ViewState::new(args.display, false);
     runtime.block_on(async {
         let mut run = RemoteRun::new(found.stream, state.view(), args.display).await?;

@@ -45,10 +45,7 @@ impl ViewThread {
     /// Starts the view of the run.
     pub fn start(parts: RunHandles) -> Result<Self, Error> {
         let system = |action| move |source| Error::System { action, source };
-        let runtime = tokio::runtime::Builder::new_current_thread()
-            .enable_all()
-            .build()
-            .map_err(system("start the runtime"))?;
+        let runtime = control::runtime().map_err(system("start the runtime"))?;
         let (end, ended) = oneshot::channel();
         let view = move || {
             runtime.block_on(async {
